@@ -1,0 +1,25 @@
+#include "xgemm/cuda/device.h"
+
+#include <map>
+#include <mutex>
+
+#include "xgemm/simt.h"
+
+namespace xgemm {
+
+Device cuda_device(int index) {
+  static std::mutex mutex;
+  static std::map<int, Device> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = known.find(index);
+  if (found != known.end()) return found->second;
+  int major = 0, minor = 0, count = 0;
+  simt::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "device");
+  simt::check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index), "device");
+  simt::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index), "device");
+  return known[index] = {.sm = 10 * major + minor, .sm_count = count};
+}
+
+void cuda_check_launch(const char* what) { simt::check(cudaGetLastError(), what); }
+
+}  // namespace xgemm

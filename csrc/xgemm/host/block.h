@@ -1,0 +1,108 @@
+// The block that is running on this OS thread: what the scheduler (simt_host.cpp) and the watch (watch.cpp) share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "xgemm/host/simt_host.h"
+
+namespace xgemm::simt {
+
+enum class Wait : uint8_t { nothing, barrier, finished };
+
+struct Copy {              // one cp.async that has been issued and not waited for
+  char* smem;
+  const char* gmem;
+  int bytes, source_bytes;
+  const void* pc;
+};
+
+struct Fiber {
+  void* sp = nullptr;                       // saved stack pointer
+  char* stack = nullptr;
+  Wait wait = Wait::nothing;
+  Site at{};                                // where it waits
+  std::vector<std::vector<Copy>> groups;    // committed cp.async groups, oldest first
+  std::vector<Copy> open;                   // issued, not yet committed
+  void* sanitizer = nullptr;                // the TSan fiber, in a TSan build
+};
+
+// What is known of four bytes of shared memory. A phase is the time between two barriers of a block; phases are numbered
+// through all blocks of all launches, so that nothing has to be cleared between blocks.
+struct Cell {
+  uint64_t write_phase = 0, read_phase = 0;
+  const void *write_pc = nullptr, *read_pc = nullptr;
+  uint16_t writer = 0, reader = 0;          // thread of the block; kMany: several
+  bool inside = false;                      // of some array; false in the zones between
+};
+constexpr uint16_t kMany = 0xffff;
+
+struct Array {             // one XGEMM_SHARED of the block
+  const void* site;
+  Site declared;
+  size_t offset, bytes;
+};
+
+// An operand that the launch may touch, as `float`s from its first one on. Axes of size 1 or stride 0 say nothing of
+// where its elements lie and are left out.
+struct Operand {
+  struct Axis {
+    int64_t stride, size;
+  };
+  const char* name;
+  const char* base;
+  bool writable;
+  std::vector<Axis> axes;        // widest stride first
+  int64_t reach = 0;             // offset of the last element
+  bool solid = true;             // every offset up to reach is an element, or, for a sliding window, may be one
+  std::vector<uint32_t> owner;   // of a writable one's floats: thread of the grid + 1 that stored it
+
+  Operand(const char* name, const void* base, bool writable, std::vector<Axis> all);
+  // Offset in floats of the element at p, or -1 when p is none: padding between rows is not part of a view.
+  int64_t element(const char* p) const;
+};
+
+struct Block {
+  dim3 grid, dims, index;
+  unsigned threads = 0;
+  unsigned linear = 0;           // the block's number in the grid
+  unsigned self = 0;             // the thread that runs
+  uint64_t phase = 0, first_phase = 0;
+  std::vector<Fiber> fibers;
+  std::vector<Array> arrays;
+  size_t arena_used = 0;
+  size_t dynamic_smem = 0;
+  std::string error;
+  std::vector<Operand> operands;
+  char* arena = nullptr;         // shared memory, kArena bytes ...
+  Cell* cells = nullptr;         // ... and what is known of each 4 of them
+  const char* stacks = nullptr;  // of all fibers
+  size_t stack_bytes = 0;
+  const char* arguments = nullptr;   // the launch's
+  size_t argument_bytes = 0;
+  bool quiet = false;            // the emulator itself is at work on this fiber: its accesses are not the kernel's
+};
+
+// Null outside a kernel. Not of the initial-exec model, which would be quicker: together with the CUDA runtime's own it
+// is more thread-local storage than a library that is loaded late can have of that kind.
+extern thread_local Block* running;
+
+// Emulator code that runs on a fiber may call library templates whose one linked copy is a stage's, instrumented.
+struct Quiet {
+  Quiet() { running->quiet = true; }
+  ~Quiet() { running->quiet = false; }
+};
+
+constexpr size_t kArena = 512 * 1024, kZone = 256, kStack = 64 * 1024;
+
+// Ends the running block with an error; does not return.
+[[noreturn]] void fail(const std::string& what);
+
+void note_shared(const char* p, size_t bytes, bool write, const void* pc);
+std::string place(const void* pc);      // "05_smem_tiled.cu:31", from the line table
+std::string place(const Site& site);
+std::string thread_name(unsigned thread);
+
+}  // namespace xgemm::simt

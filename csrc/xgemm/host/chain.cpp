@@ -1,0 +1,38 @@
+#include "xgemm/host/chain.h"
+
+#include <algorithm>
+
+namespace xgemm {
+namespace {
+
+constexpr int kRows = 4, kColumns = 64;   // accumulators of a strip: they stay in vector registers or L1
+
+// D[i .. i + rows) x [j .. j + columns): the k loop is outermost, so a chain's order is that of k.
+void strip(const Gemm& g, int64_t i, int rows, int64_t j, int columns) {
+  float acc[kRows][kColumns] = {};
+  float b[kColumns];
+  for (int64_t k = 0; k < g.k; ++k) {
+    for (int c = 0; c < columns; ++c) b[c] = g.b(k, j + c);
+    for (int r = 0; r < rows; ++r) {
+      const float a = g.a(i + r, k);
+      for (int c = 0; c < columns; ++c) acc[r][c] = fmaf(a, b[c], acc[r][c]);
+    }
+  }
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) g.store(i + r, j + c, acc[r][c]);
+}
+
+}  // namespace
+
+void chain(const Gemm& problem, int64_t first, int64_t last) {
+  while (first < last) {
+    const Gemm g = problem.at(first / problem.m);
+    const int64_t i = first % problem.m;
+    const int rows = static_cast<int>(std::min({int64_t{kRows}, problem.m - i, last - first}));
+    for (int64_t j = 0; j < g.n; j += kColumns)
+      strip(g, i, rows, j, static_cast<int>(std::min(int64_t{kColumns}, g.n - j)));
+    first += rows;
+  }
+}
+
+}  // namespace xgemm

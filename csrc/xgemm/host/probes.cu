@@ -1,0 +1,173 @@
+// Kernels with one planted fault each: the alarms' test. `python -m xgemm_torch` never runs them; tests and the curious do.
+#include <stdexcept>
+#include <vector>
+
+#include "xgemm/host/simt_control.h"
+#include "xgemm/launch.h"
+#include "xgemm/ptx.h"
+
+namespace xgemm::simt {
+namespace {
+
+constexpr int kThreads = 64;
+
+__global__ void race(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  S[threadIdx.x] = g.a(0, threadIdx.x);
+  g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
+}
+
+__global__ void race_of_writers(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  S[threadIdx.x / 2] = g.a(0, threadIdx.x);
+  __syncthreads();
+  g.store(0, threadIdx.x, S[threadIdx.x / 2]);
+}
+
+__global__ void deadlock(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  if (threadIdx.x >= 33) return;
+  S[threadIdx.x] = g.a(0, threadIdx.x);
+  __syncthreads();
+  g.store(0, threadIdx.x, S[32 - threadIdx.x]);
+}
+
+__global__ void divergent_barrier(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  S[threadIdx.x] = g.a(0, threadIdx.x);
+  if (threadIdx.x < 32)
+    __syncthreads();
+  else
+    __syncthreads();
+  g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
+}
+
+__global__ void uninitialised(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  if (threadIdx.x != 7) S[threadIdx.x] = g.a(0, threadIdx.x);
+  __syncthreads();
+  g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
+}
+
+__global__ void smem_out_of_bounds(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  float* s = S;
+  s[threadIdx.x + 1] = g.a(0, threadIdx.x);
+  __syncthreads();
+  g.store(0, threadIdx.x, s[threadIdx.x + 1]);
+}
+
+__global__ void dynamic_smem_too_small(const Gemm g) {
+  XGEMM_SHARED_DYNAMIC(S, float[2 * kThreads]);
+  S[threadIdx.x] = g.a(0, threadIdx.x);
+  g.store(0, threadIdx.x, S[threadIdx.x]);
+}
+
+__global__ void gmem_out_of_bounds(const Gemm g) { g.store(0, threadIdx.x, g.a(1, threadIdx.x)); }
+
+__global__ void gmem_between_rows(const Gemm g) { g.store(0, threadIdx.x, g.b.ptr(0, threadIdx.x)[1]); }
+
+__global__ void store_to_an_input(const Gemm g) { const_cast<float&>(g.a(0, threadIdx.x)) = 1.f; }
+
+__global__ void two_blocks_one_tile(const Gemm g) { g.store(0, threadIdx.x, g.a(0, threadIdx.x)); }
+
+__global__ void misaligned(const Gemm g) {
+  XGEMM_SHARED(S, float[2 * kThreads]);
+  S[threadIdx.x] = S[threadIdx.x + kThreads] = g.a(0, threadIdx.x);
+  __syncthreads();
+  g.store(0, threadIdx.x, load4(S + threadIdx.x).x);
+}
+
+__global__ void missing_wait(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  cp_async_commit();
+  cp_async_wait<1>();
+  __syncthreads();
+  g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
+  cp_async_wait<0>();
+}
+
+__global__ void missing_barrier_after_wait(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  cp_async_commit();
+  cp_async_wait<0>();
+  g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
+}
+
+// No fault: late copies through dynamic shared memory, right when everything is waited for.
+__global__ void none(const Gemm g) {
+  XGEMM_SHARED_DYNAMIC(S, float[kThreads]);
+  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), threadIdx.x % 2 == 0);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();
+  g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
+}
+
+struct Probe {
+  const char* fault;
+  void (*kernel)(Gemm);
+  unsigned blocks = 1;
+};
+
+constexpr Probe kProbes[] = {
+    {"none", none},
+    {"race", race},
+    {"race_of_writers", race_of_writers},
+    {"deadlock", deadlock},
+    {"divergent_barrier", divergent_barrier},
+    {"uninitialised", uninitialised},
+    {"smem_out_of_bounds", smem_out_of_bounds},
+    {"dynamic_smem_too_small", dynamic_smem_too_small},
+    {"gmem_out_of_bounds", gmem_out_of_bounds},
+    {"gmem_between_rows", gmem_between_rows},
+    {"store_to_an_input", store_to_an_input},
+    {"two_blocks_one_tile", two_blocks_one_tile, 2},
+    {"misaligned", misaligned},
+    {"missing_wait", missing_wait},
+    {"missing_barrier_after_wait", missing_barrier_after_wait},
+};
+
+void (*kernel_to_run)(Gemm);
+unsigned blocks_to_run;
+
+void run_probe(const Gemm& g, const Context& context) {
+  launch(kernel_to_run, {.grid = dim3(blocks_to_run), .block = dim3(kThreads), .smem = kThreads * sizeof(float)}, context, g);
+}
+
+}  // namespace
+
+std::vector<std::string> probes() {
+  std::vector<std::string> names;
+  for (const Probe& p : kProbes) names.push_back(p.fault);
+  return names;
+}
+
+void probe(const std::string& fault) {
+  for (const Probe& p : kProbes) {
+    if (fault != p.fault) continue;
+    // On the heap: what lies in this library is not checked for reads.
+    std::vector<float> a(kThreads), b(2 * kThreads), d(kThreads);
+    for (unsigned i = 0; i < kThreads; ++i) a[i] = static_cast<float>(i);
+    Gemm g;
+    g.m = 1;
+    g.n = g.k = kThreads;
+    g.a = {a.data(), kThreads, 1, 0};          // one row of 64
+    g.b = {b.data(), 0, 2, 0};                 // 64 times the same row, of every other float
+    g.d = {d.data(), kThreads, 1, 0};
+    kernel_to_run = p.kernel;
+    blocks_to_run = p.blocks;
+    Stage stage;
+    stage.name = "probe";
+    stage.run = run_probe;
+    run_watched(stage, g);
+    for (unsigned i = 0; i < kThreads; ++i)
+      if (fault == "none" && d[i] != (i % 2 ? a[kThreads - 1 - i] : 0.f)) throw std::logic_error("the probe is wrong");
+    return;
+  }
+  throw std::invalid_argument("xgemm simt: no probe named '" + fault + "'");
+}
+
+}  // namespace xgemm::simt

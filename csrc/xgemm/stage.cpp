@@ -1,0 +1,53 @@
+#include "xgemm/stage.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace xgemm {
+namespace {
+
+// Function-local, so that it exists before the first Register of any translation unit runs.
+std::vector<Stage>& table(Flavour flavour) {
+  static std::vector<Stage> host, cuda;
+  return flavour == Flavour::host ? host : cuda;
+}
+
+std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
+  if (device.sm && device.sm < s.min_sm)
+    return "needs compute capability " + std::to_string(s.min_sm) + " or above, this device has " +
+           std::to_string(device.sm);
+  if (device.sm && s.max_sm && device.sm > s.max_sm)
+    return "is code for compute capability " + std::to_string(s.max_sm) + " at most, this device has " +
+           std::to_string(device.sm);
+  const char* why = s.refuse ? s.refuse(g) : nullptr;
+  return why ? why : "";
+}
+
+}  // namespace
+
+const std::vector<Stage>& stages(Flavour flavour) { return table(flavour); }
+
+const Stage* find_stage(Flavour flavour, const std::string& name) {
+  for (const Stage& s : table(flavour))
+    if (s.name == name) return &s;
+  return nullptr;
+}
+
+void require(const Stage& stage, const Gemm& g, const Device& device) {
+  const std::string why = refusal(stage, g, device);
+  if (!why.empty()) throw std::invalid_argument(stage.name + ": " + why);
+}
+
+Register::Register(Flavour flavour, Stage stage) {
+  auto& all = table(flavour);
+  for (const Stage& s : all)
+    if (s.name == stage.name || s.rung == stage.rung)
+      throw std::logic_error("xgemm: stages " + s.name + " and " + stage.name + " share a name or a rung");
+  for (const Tile& t : stage.tiles)
+    if (!t.legal()) throw std::logic_error("xgemm: stage " + stage.name + " has an illegal tile");
+  all.insert(std::upper_bound(all.begin(), all.end(), stage,
+                              [](const Stage& a, const Stage& b) { return a.rung < b.rung; }),
+             std::move(stage));
+}
+
+}  // namespace xgemm

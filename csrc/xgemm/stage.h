@@ -1,0 +1,60 @@
+// What a stage is to everybody but itself, and the registry that makes a new stage one new file.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "xgemm/gemm.h"
+#include "xgemm/tile.h"
+
+namespace xgemm {
+
+enum class Flavour { host, cuda };
+
+// The processor a stage is about to run on. The host flavour is described by the same struct, so that every choice that
+// depends on it can be made, printed and tested with no GPU.
+struct Device {
+  int sm = 0;         // compute capability, 90 for an H200; 0 for the host flavour
+  int sm_count = 1;
+};
+
+// What a launch is given besides the problem. The workspace has the size that Stage::workspace asked for.
+struct Context {
+  Device device;
+  void* stream = nullptr;      // cudaStream_t
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+struct Stage {
+  std::string name;            // torch.ops.xgemm.<name>; the file is stages/<rung>_<name>.cu
+  int rung = 0;                  // its number in the ladder
+  std::string idea;
+  std::string source;          // the systems that it comes from
+  std::vector<Tile> tiles;
+  int min_sm = 0;              // least compute capability, and ...
+  int max_sm = 0;              // ... the greatest, for code of one architecture family; 0: no limit
+  bool strict = true;          // computes the k-ordered fmaf chain, bit for bit
+
+  // Why this problem cannot be taken (an alignment, a stride), or null. Optional.
+  const char* (*refuse)(const Gemm&) = nullptr;
+  // Bytes of workspace, asked for before the launch. Optional.
+  size_t (*workspace)(const Gemm&, const Device&) = nullptr;
+  // Enqueues the stage's launches, however many, on the context's stream. Called with m, n, k and batch all > 0.
+  void (*run)(const Gemm&, const Context&) = nullptr;
+};
+
+// All stages of one flavour, by rung.
+const std::vector<Stage>& stages(Flavour flavour);
+const Stage* find_stage(Flavour flavour, const std::string& name);
+
+// Throws std::invalid_argument when the stage cannot run this problem there; says why.
+void require(const Stage& stage, const Gemm& g, const Device& device);
+
+// A stage file ends with one static object of this type.
+struct Register {
+  Register(Flavour flavour, Stage stage);
+};
+
+}  // namespace xgemm

@@ -1,0 +1,44 @@
+// A block stages a 32 x 32 slice of A and of B in shared memory: each element leaves gmem once for 32 uses.
+#include "xgemm/launch.h"
+
+namespace xgemm::XGEMM_FLAVOUR::smem_tiled {
+
+// Rows are padded to 36: a transposed operand is read along its columns and would be stored 32 lanes to a bank; with 36
+// it is 4 to a bank, and 16-byte reads of A along k stay aligned.
+constexpr Tile kTile{.BM = 32, .BN = 32, .BK = 32, .buffers = 1, .pad_a = 4, .pad_b = 4, .a_rows = 32, .rate = 9.1f};
+constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK;
+
+__global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
+  XGEMM_SHARED(As, float[BM][BK + kTile.pad_a]);
+  XGEMM_SHARED(Bs, float[BK][BN + kTile.pad_b]);
+  const Gemm g = batch.at(blockIdx.z);
+  const Origin o = raster<kTile>(blockIdx.x, g);
+  const int tx = threadIdx.x, ty = threadIdx.y;
+
+  // Who loads what: lanes run along the stride that is 1, whichever that is.
+  const bool a_across = g.a.rs < g.a.cs, b_across = g.b.rs < g.b.cs;
+  const int ai = a_across ? tx : ty, ak = a_across ? ty : tx;
+  const int bk = b_across ? tx : ty, bj = b_across ? ty : tx;
+
+  float acc = 0.f;
+  for (int64_t k0 = 0; k0 < g.k; k0 += BK) {
+    As[ai][ak] = o.i + ai < g.m && k0 + ak < g.k ? g.a(o.i + ai, k0 + ak) : kPadA;
+    Bs[bk][bj] = k0 + bk < g.k && o.j + bj < g.n ? g.b(k0 + bk, o.j + bj) : kPadB;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < BK; ++k) acc = fmaf(As[ty][k], Bs[k][tx], acc);
+    __syncthreads();
+  }
+  g.store(o.i + ty, o.j + tx, acc);
+}
+
+void run(const Gemm& g, const Context& context) { launch_tiles(kernel, g, kTile, dim3(BN, BM), context); }
+
+static const Register stage(kFlavour, {.name = "smem_tiled",
+                                       .rung = 5,
+                                       .idea = "block tiles staged through shared memory, zero-filled at the edges",
+                                       .source = "T, X 03, C 1",
+                                       .tiles = {kTile},
+                                       .run = run});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::smem_tiled

@@ -1,0 +1,55 @@
+// A thread computes a column of TM = 8 elements: one element of B, read once into a register, serves eight products.
+#include "xgemm/copy.h"
+#include "xgemm/launch.h"
+
+namespace xgemm::XGEMM_FLAVOUR::block_tile_1d {
+
+// A's rows are padded to 12 floats: 16-byte reads along k stay aligned.
+constexpr Tile kTile{.BM = 64, .BN = 64, .BK = 8, .TM = 8, .buffers = 1, .pad_a = 4, .pad_b = 4, .a_rows = 64,
+                     .min_blocks = 2, .rate = 17.3f};
+constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK, TM = kTile.TM;
+
+template <bool kA, bool kB>   // whether A, B transposed are walked along k
+__global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
+  XGEMM_SHARED(As, float[BM][BK + kTile.pad_a]);
+  XGEMM_SHARED(Bs, float[BK][BN + kTile.pad_b]);
+  const Gemm g = batch.at(blockIdx.z);
+  const Origin o = raster<kTile>(blockIdx.x, g);
+  const int tx = threadIdx.x % BN, ty = threadIdx.x / BN * TM;
+
+  Loader<kTile.threads(), BM, BK, 1, kA> a(g.a, o.i, g.m, kPadA);
+  Loader<kTile.threads(), BN, BK, 1, kB> b(g.b.transposed(), o.j, g.n, kPadB);
+  float acc[TM] = {};
+  for (int64_t k0 = 0; k0 < g.k; k0 += BK) {
+    const int depth = slice_depth(g.k, k0, BK);
+    a.fetch(depth);
+    b.fetch(depth);
+    a.store_rows(As);
+    b.store_columns(Bs);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < BK; ++k) {
+      const float bk = Bs[k][tx];
+#pragma unroll
+      for (int i = 0; i < TM; ++i) acc[i] = fmaf(As[ty + i][k], bk, acc[i]);
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < TM; ++i) g.store(o.i + ty + i, o.j + tx, acc[i]);
+}
+
+void run(const Gemm& g, const Context& context) {
+  dispatch(along_k(g.a, g.m, g.k), along_k(g.b.transposed(), g.n, g.k), [&](auto a, auto b) {
+    launch_tiles(kernel<a(), b()>, g, kTile, dim3(kTile.threads()), context);
+  });
+}
+
+static const Register stage(kFlavour, {.name = "block_tile_1d",
+                                       .rung = 11,
+                                       .idea = "a column of 8 results a thread; the element of B stays in a register",
+                                       .source = "X 04, C 2",
+                                       .tiles = {kTile},
+                                       .run = run});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::block_tile_1d

@@ -1,0 +1,64 @@
+// A thread computes TM x TN = 8 x 8 elements from 8 + 8 fragments in registers: 64 products for 16 reads of shared memory.
+#include "xgemm/copy.h"
+#include "xgemm/launch.h"
+
+namespace xgemm::XGEMM_FLAVOUR::block_tile_2d {
+
+// A is row-major in shared memory, its rows padded to 20 floats so that 16-byte reads along k stay aligned.
+constexpr Tile kTile{.BM = 128, .BN = 128, .BK = 16, .TM = 8, .TN = 8, .buffers = 1, .pad_a = 4, .pad_b = 4,
+                     .a_rows = 128, .min_blocks = 2, .rate = 31.8f};
+constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK, TM = kTile.TM, TN = kTile.TN;
+constexpr int kRows = BM / TM, kColumns = BN / TN;   // threads down and across; also the distance of a thread's elements
+
+template <bool kA, bool kB>   // whether A, B transposed are walked along k
+__global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
+  XGEMM_SHARED(As, float[BM][BK + kTile.pad_a]);
+  XGEMM_SHARED(Bs, float[BK][BN + kTile.pad_b]);
+  const Gemm g = batch.at(blockIdx.z);
+  const Origin o = raster<kTile>(blockIdx.x, g);
+  const int tx = threadIdx.x % kColumns, ty = threadIdx.x / kColumns;
+
+  Loader<kTile.threads(), BM, BK, 1, kA> a(g.a, o.i, g.m, kPadA);
+  Loader<kTile.threads(), BN, BK, 1, kB> b(g.b.transposed(), o.j, g.n, kPadB);
+  float acc[TM][TN] = {};
+  for (int64_t k0 = 0; k0 < g.k; k0 += BK) {
+    const int depth = slice_depth(g.k, k0, BK);
+    a.fetch(depth);
+    b.fetch(depth);
+    a.store_rows(As);
+    b.store_columns(Bs);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < BK; ++k) {
+      float ra[TM], rb[TN];
+#pragma unroll
+      for (int i = 0; i < TM; ++i) ra[i] = As[ty + i * kRows][k];
+#pragma unroll
+      for (int j = 0; j < TN; ++j) rb[j] = Bs[k][tx + j * kColumns];
+#pragma unroll
+      for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN; ++j) acc[i][j] = fmaf(ra[i], rb[j], acc[i][j]);
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < TM; ++i)
+#pragma unroll
+    for (int j = 0; j < TN; ++j) g.store(o.i + ty + i * kRows, o.j + tx + j * kColumns, acc[i][j]);
+}
+
+void run(const Gemm& g, const Context& context) {
+  dispatch(along_k(g.a, g.m, g.k), along_k(g.b.transposed(), g.n, g.k), [&](auto a, auto b) {
+    launch_tiles(kernel<a(), b()>, g, kTile, dim3(kTile.threads()), context);
+  });
+}
+
+static const Register stage(kFlavour, {.name = "block_tile_2d",
+                                       .rung = 12,
+                                       .idea = "8 x 8 results a thread from fragments in registers",
+                                       .source = "X 05",
+                                       .tiles = {kTile},
+                                       .run = run});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::block_tile_2d
