@@ -1,0 +1,266 @@
+"""Every stage against cuBLAS on a GPU: bits first, then time, in one run.
+
+    python benchmarks/h200.py --out results.json
+
+For each size and layout the stages' results must be equal to each other in every bit, within the
+float64 bound, and, on a few rows, equal to the strict chain on the CPU. Then the stages and
+torch.mm take turns: CUDA-graph replays over rotating operands of random normal data, chip hot,
+median. A short table comes last: shares of torch.mm, against the marks in marks.py.
+
+torch's FP32 settings are left as they are; where they make torch.mm coarser than FP32 the script
+refuses to compare. Exit code 1 when a bit is wrong, 0 also when a mark is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import marks
+import torch
+
+import xgemm_torch
+from xgemm_torch import environment, timing
+
+SIZES = (1024, 2048, 4096, 8192)
+CUBLAS = "torch.mm"
+# What a stage that runs at a hundredth of cuBLAS is held back from, unless --full.
+SLOW_SHARE = 0.05
+ROUNDS, SLOW_ROUNDS = 9, 2
+# Rows that the CPU computes again: enough to meet every thread of a tile's column.
+CHAIN_ROWS = 4
+
+
+def commit() -> str:
+    """Name the commit of the work tree, with a + where files differ from it."""
+    here = Path(__file__).resolve().parent
+    try:
+        name = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("XGEMM_COMMIT", "unknown")
+    return name + ("+" if changed else "")
+
+
+def facts() -> dict[str, Any]:
+    """Say where and how this run was made."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join([sys.executable, *sys.argv]),
+        "commit": commit(),
+        "gpu": torch.cuda.get_device_name(),
+        "sm": "{}.{}".format(*torch.cuda.get_device_capability()),
+        "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count,
+        "driver": timing.driver(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "fp32_precision": environment.fp32_state(),
+        "build": json.loads(xgemm_torch._C.build_info()),
+        "marks": {"cublas": marks.CUBLAS, "stages": marks.MARKS},
+    }
+
+
+def too_slow(stage: str, size: int) -> bool:
+    """Say whether a stage sits out the largest size: far below cuBLAS, and no mark to reach."""
+    slowest = min(marks.MARKS.get(stage, {4096: marks.CUBLAS[4096]}).values())
+    return (
+        size >= SIZES[-1]
+        and marks.share(stage, size) is None
+        and slowest / marks.CUBLAS[4096] < SLOW_SHARE
+    )
+
+
+def check(stages: list[str], size: int, layout: str) -> dict[str, Any]:
+    """Compare the stages' bits with each other, with float64, and with the chain on the CPU."""
+    trans_a, trans_b = timing.LAYOUTS[layout]
+    a, b = timing.operands(size, size, size, layout, seed=size, rotate=False)[0]
+    first, verdict = None, {"wrong": []}
+    for name in stages:
+        # A result that a kernel left unwritten must not pass for a neighbour's old one.
+        torch.full((size, size), float("nan"), device="cuda")
+        result = timing.stage_call(name, layout)(a, b)
+        if first is None:
+            first = result
+            error = timing.float64_error(result, a, b, layout)
+            verdict |= error
+            if not error["error_u"] <= error["allowed_u"]:
+                verdict["wrong"].append(f"{name}: {error['error_u']:.3g} u over the bound")
+            rows = torch.linspace(0, size - 1, CHAIN_ROWS).round().long()
+            picked = a[:, rows.to(a.device)] if trans_a else a[rows.to(a.device)]
+            chain = xgemm_torch.sgemm(
+                picked.cpu(), b.cpu(), trans_a=trans_a, trans_b=trans_b, precision="ieee"
+            )
+            verdict["chain_on_cpu"] = torch.equal(result[rows.to(a.device)].cpu(), chain)
+            if not verdict["chain_on_cpu"]:
+                verdict["wrong"].append(f"{name}: not the bits of the CPU's chain")
+        elif not torch.equal(result, first):
+            verdict["wrong"].append(f"{name}: not the bits of {stages[0]}")
+    verdict["bits_equal"] = not verdict["wrong"]
+    return verdict
+
+
+def measure(stages: list[str], size: int, layout: str, clocks: timing.Clocks) -> dict[str, Any]:
+    """Time the stages and torch.mm turn by turn; seconds a call, TFLOP/s, shares, clocks."""
+    contenders = {CUBLAS: timing.torch_mm(layout)}
+    contenders |= {name: timing.stage_call(name, layout) for name in stages}
+    slow = {n for n in stages if (marks.share(n, 4096) or 1.0) < SLOW_SHARE}
+    rounds = {name: SLOW_ROUNDS if name in slow else ROUNDS for name in contenders}
+    sets = timing.operands(size, size, size, layout, seed=1)
+    clocks.mark()
+    samples = timing.interleaved(contenders, sets, rounds=rounds)
+    reference = median(samples[CUBLAS])
+    return {
+        "clocks": clocks.summary(),
+        "times": {
+            name: {
+                "samples_s": times,
+                "median_s": median(times),
+                "tflops": timing.tflops(size, size, size, median(times)),
+                "share": reference / median(times),
+            }
+            for name, times in samples.items()
+        },
+    }
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[int, str, list[str]]]:
+    """Give each size and layout with the stages that take part in it."""
+    for size in options.sizes:
+        names = [n for n in options.stages if options.full or not too_slow(n, size)]
+        for layout in options.layouts:
+            yield size, layout, names
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Check and time all cases; returns what --out gets."""
+    record: dict[str, Any] = {**facts(), "cases": []}
+    began = time.monotonic()
+    with timing.Clocks() as clocks:
+        timing.heat(options.heat)
+        for size, layout, names in cases(options):
+            case: dict[str, Any] = {"size": size, "layout": layout}
+            if not options.no_check:
+                case["check"] = check(names, size, layout)
+                # The check's copies and its work on the CPU let the chip cool.
+                timing.heat(options.heat / 4)
+            case |= measure(names, size, layout, clocks)
+            record["cases"].append(case)
+            wrong = case.get("check", {}).get("wrong", [])
+            print(f"{size} {layout} {time.monotonic() - began:.0f} s", *wrong, flush=True)
+            torch.cuda.empty_cache()
+        record["clock_source"] = clocks.source
+    record["seconds"] = time.monotonic() - began
+    return record
+
+
+def table(record: dict[str, Any]) -> str:
+    """Shares of torch.mm by stage, size and layout, as text; marks where there are any."""
+    columns = [(case["size"], case["layout"]) for case in record["cases"]]
+    by_case = {(case["size"], case["layout"]): case for case in record["cases"]}
+    names = list(dict.fromkeys(name for case in by_case.values() for name in case["times"]))
+    sizes = list(dict.fromkeys(size for size, _ in columns))
+    layouts = list(dict.fromkeys(layout for _, layout in columns))
+    cuts = " | ".join(f"{size:>{5 * len(layouts) - 1}}" for size in sizes)
+    heads = " | ".join(" ".join(f"{layout:>4}" for layout in layouts) for _ in sizes)
+    lines = [f"{'% of torch.mm':16} {cuts}", f"{'':16} {heads}"]
+    for name in names:
+        cells = []
+        for size in sizes:
+            times = [by_case[size, layout]["times"].get(name) for layout in layouts]
+            if name == CUBLAS:
+                cells.append(" ".join(f"{t['tflops']:4.1f}" for t in times))
+            else:
+                cells.append(" ".join(f"{100 * t['share']:4.0f}" if t else "   -" for t in times))
+        label = "torch.mm TFLOP/s" if name == CUBLAS else name
+        lines.append(f"{label:16} {' | '.join(cells)}")
+    return "\n".join(lines + ["", *verdicts(record)])
+
+
+def verdicts(record: dict[str, Any]) -> list[str]:
+    """Say for each mark whether it is reached, and whether all bits were right."""
+    lines = []
+    for case in record["cases"]:
+        if case["layout"] != "NN":
+            continue
+        for name, times in case["times"].items():
+            wanted = marks.share(name, case["size"])
+            if wanted is not None:
+                word = "reached" if times["share"] >= wanted else "MISSED"
+                lines.append(
+                    f"mark {name} {case['size']}: {times['tflops']:.1f} TFLOP/s, "
+                    f"{times['share']:.1%} of torch.mm, wanted {wanted:.1%}: {word}"
+                )
+    checks = [case["check"] for case in record["cases"] if "check" in case]
+    wrong = [line for check in checks for line in check["wrong"]]
+    if not checks:
+        lines.append("bits: not checked")
+    elif wrong:
+        lines.append(f"bits: WRONG in {len(wrong)} places: " + "; ".join(wrong[:8]))
+    else:
+        worst = max(check["error_u"] for check in checks)
+        lines.append(
+            f"bits: equal among stages and to the CPU's chain in all {len(checks)} cases; largest "
+            f"error {worst:.1f} u of |A||B|"
+        )
+    clocks = [case["clocks"]["sm_mhz"]["p50"] for case in record["cases"] if case["clocks"]]
+    watts = [case["clocks"]["power_w"]["max"] for case in record["cases"] if case["clocks"]]
+    if clocks:
+        lines.append(
+            f"SM clock {min(clocks):.0f} to {max(clocks):.0f} MHz, up to {max(watts):.0f} W"
+        )
+    lines.append(
+        f"{record['gpu']}, torch {record['torch']}, {record['date']}, commit "
+        f"{record['commit'][:12]}, {record['seconds']:.0f} s"
+    )
+    return lines
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    names = [stage.name for stage in xgemm_torch.stages()]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--out", type=Path, help="write everything measured into this JSON file")
+    parser.add_argument("--stages", nargs="+", choices=names, default=names)
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    parser.add_argument("--layouts", nargs="+", choices=list(timing.LAYOUTS),
+                        default=list(timing.LAYOUTS))  # fmt: skip
+    parser.add_argument("--heat", type=float, default=1.0, help="seconds of products beforehand")
+    parser.add_argument("--full", action="store_true", help="the slowest stages at 8192 as well")
+    parser.add_argument("--no-check", action="store_true", help="time only")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run all; returns 2 where it cannot be measured, 1 where a bit is wrong, else 0."""
+    options = parse(arguments)
+    if not torch.cuda.is_available():
+        print("h200.py: torch sees no CUDA GPU here; nothing to measure", file=sys.stderr)
+        return 2
+    if (reason := environment.strict_reference()) is not None:
+        print(f"h200.py: torch.mm is not the FP32 yardstick here: {reason}", file=sys.stderr)
+        return 2
+    record = run(options)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(table(record))
+    return 0 if all(not case.get("check", {}).get("wrong") for case in record["cases"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The command line: ``python -m xgemm_torch train | info | ladder | explain M N K``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": ("train.command", "train a small GPT, stock and converted, and compare the two"),
+    "info": ("info", "versions, build, GPUs, settings; --self-test runs every stage"),
+    "ladder": ("ladder", "every stage: idea, source, needs, tiles, speed or check on this machine"),
+    "explain": ("explain_command", "which kernel would run a product of M x N x K, and why"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 well, 1 a check failed, 2 a wrong argument)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m xgemm_torch", description="FP32 matrix products for PyTorch."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    modules = {}
+    for name, (module, help_text) in COMMANDS.items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        # Only the command that was asked for is imported: `info` must work where a plot cannot.
+        if name in arguments[:1]:
+            try:
+                modules[name] = importlib.import_module(f".{module}", __package__)
+            except ModuleNotFoundError as error:
+                print(f"{name} needs the package {error.name}: pip install {error.name}",
+                      file=sys.stderr)  # fmt: skip
+                return 2
+            modules[name].add_options(command)
+    options = parser.parse_args(arguments)
+    try:
+        return modules[options.command].run(options)
+    except (ValueError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""``python -m xgemm_torch explain M N K``: the candidates for a product, and the choice."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from . import _C
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the problem, contiguous as stored, and the GPU to choose for."""
+    for name, what in (("m", "rows of the result"), ("n", "its columns"), ("k", "inner size")):
+        parser.add_argument(name, metavar=name.upper(), type=int, help=what)
+    parser.add_argument("--batch", type=int, default=1, help="products in the batch (default: 1)")
+    parser.add_argument("--trans-a", action="store_true", help="A is stored (K, M)")
+    parser.add_argument("--trans-b", action="store_true", help="B is stored (N, K)")
+    parser.add_argument("--unaligned", action="store_true", help="operands not on 16 bytes")
+    parser.add_argument("--sm", type=int, help="compute capability, as in 90 (default: this GPU)")
+    parser.add_argument("--sm-count", type=int, help="multiprocessors (default: this GPU's)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def target(sm: int | None, sm_count: int | None) -> tuple[int, int]:
+    """Complete a GPU's description from the one at hand, or from an H200 where there is none."""
+    if sm is not None and sm_count is not None:
+        return sm, sm_count
+    import torch
+
+    if torch.cuda.is_available():
+        here = torch.cuda.get_device_properties(0)
+        return (
+            sm if sm is not None else 10 * here.major + here.minor,
+            sm_count if sm_count is not None else here.multi_processor_count,
+        )
+    return (90 if sm is None else sm), (132 if sm_count is None else sm_count)
+
+
+def choose(
+    m: int, n: int, k: int, *, batch: int = 1, trans_a: bool = False, trans_b: bool = False,
+    aligned: bool = True, sm: int, sm_count: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Ask the selector about contiguous operands; ValueError for negative sizes."""
+    if min(m, n, k, batch) < 0:
+        raise ValueError(f"explain: sizes must not be negative, got {m} x {n} x {k}, batch {batch}")
+    a_strides = (1, m) if trans_a else (k, 1)
+    b_strides = (1, k) if trans_b else (n, 1)
+    return json.loads(
+        _C.explain(m, n, k, batch, *a_strides, aligned, *b_strides, aligned, sm, sm_count)
+    )
+
+
+def _tile(tile: dict[str, Any] | None) -> str:
+    if not tile:
+        return "-"
+    return "{BM}x{BN}x{BK}, {TM}x{TN} a thread, {threads} threads".format(**tile)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table of candidates; returns 0."""
+    sm, sm_count = target(options.sm, options.sm_count)
+    answer = choose(
+        options.m, options.n, options.k, batch=options.batch, trans_a=options.trans_a,
+        trans_b=options.trans_b, aligned=not options.unaligned, sm=sm, sm_count=sm_count,
+    )  # fmt: skip
+    if options.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    from rich.table import Table
+
+    from .console import console
+
+    layout = ("T" if options.trans_a else "N") + ("T" if options.trans_b else "N")
+    table = Table(
+        title=f"{options.m} x {options.n} x {options.k}, {layout}, batch {options.batch}, on "
+        f"sm_{sm} with {sm_count} multiprocessors",
+        title_justify="left",
+    )
+    for heading in ("", "kernel", "legal", "tile", "waves", "predicted", "why"):
+        table.add_column(heading, justify="right" if heading in ("waves", "predicted") else "left")
+    for row in answer["candidates"]:
+        chosen = row["kernel"] == answer["kernel"]
+        legal = row["legal"]
+        table.add_row(
+            "→" if chosen else "", row["kernel"], "yes" if legal else "no", _tile(row.get("tile")),
+            f"{row['waves']:.2f}" if legal else "-",
+            f"{row['predicted_us']:.1f} us" if legal and row["predicted_us"] > 0 else "-",
+            row["why"], style="bold" if chosen else "" if legal else "dim",
+        )  # fmt: skip
+    out = console()
+    out.print(table)
+    out.print(f"{answer['kernel']}: {answer['why']}")
+    return 0

@@ -1,0 +1,184 @@
+"""``python -m xgemm_torch info``: what is installed, what it can run here, and whether it works."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from . import environment
+
+# Ragged on purpose: no tile divides these, and every edge is met.
+SELF_TEST_SIZES = (37, 29, 19)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="run every stage on a small problem and compare bits; exit code 1 when one is wrong",
+    )
+
+
+def _compiled() -> tuple[Any, str | None]:
+    """Give the compiled module and None, or None and why it does not load."""
+    try:
+        return import_module("._C", __package__), None
+    except ImportError as error:
+        return None, str(error)
+
+
+def _gpus(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not torch.cuda.is_available():
+        return []
+    rows = []
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        sm = 10 * gpu.major + gpu.minor
+        rows.append(
+            {
+                "index": index,
+                "name": gpu.name,
+                "sm": sm,
+                "multiprocessors": gpu.multi_processor_count,
+                "memory_gib": round(gpu.total_memory / 2**30, 1),
+                "stages": [row["name"] for row in stages if row["cuda"] and row["min_sm"] <= sm],
+            }
+        )
+    return rows
+
+
+def collect() -> dict[str, Any]:
+    """Gather all that ``info`` prints, as JSON values. Starts CUDA only to look at the GPUs."""
+    module, error = _compiled()
+    stages = json.loads(module.stages()) if module else []
+    return {
+        "xgemm_torch": environment.package_version(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "compiled_module": getattr(module, "__file__", None),
+        "load_error": error,
+        "build": json.loads(module.build_info()) if module else {},
+        "stages": [row["name"] for row in stages],
+        "gpus": _gpus(stages),
+        "fp32_precision": environment.fp32_state(),
+        "environment_variables": environment.knobs(),
+    }
+
+
+def self_test() -> list[dict[str, Any]]:
+    """Run every stage on a small ragged problem, on the CPU and on a GPU if there is one.
+
+    The inputs are small integers over a power of two, so the exact result has a float32 and every
+    stage must give it; a second, random problem must give every stage the bits of the strict chain.
+    Returns a row for each stage and device: stage, device, ok, detail.
+    """
+    from . import ops, registry
+
+    m, n, k = SELF_TEST_SIZES
+    generator = torch.Generator().manual_seed(0)
+    whole = [torch.randint(-8, 9, s, generator=generator) / 8 for s in ((k, m), (k, n), (m, n))]
+    random = [torch.randn(s, generator=generator) for s in ((k, m), (k, n), (m, n))]
+    settings = {"alpha": 0.5, "beta": -2.0, "trans_a": True}
+    exact = (0.5 * (whole[0].double().T @ whole[1].double()) - 2.0 * whole[2].double()).float()
+    chain = ops.sgemm(*random[:2], random[2], precision="ieee", **settings)
+    rows = []
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        for stage in registry.stages():
+            row = {"stage": stage.name, "device": device, "ok": False}
+            rows.append(row)
+            try:
+                results = [
+                    ops.sgemm(*(x.to(device) for x in case), kernel=stage.name, **settings).cpu()
+                    for case in (whole, random)
+                ]
+            except (RuntimeError, ValueError) as error:
+                row["detail"] = str(error).splitlines()[0]
+                continue
+            wrong = [
+                what
+                for what, result, wanted in zip(
+                    ("not exact on integers", "not the bits of the strict chain"),
+                    results, (exact, chain), strict=True,
+                )
+                if not torch.equal(result, wanted)
+            ]  # fmt: skip
+            row["ok"], row["detail"] = not wrong, "; ".join(wrong) or "exact; bits of the chain"
+    return rows
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    build = facts["build"]
+    kernels = (
+        f"CUDA {build.get('cuda_version')} kernels for {build.get('archs')}"
+        if build.get("cuda")
+        else "host flavour only, no CUDA kernels"
+    )
+    gpus = [
+        f"{gpu['index']}: {gpu['name']}, sm_{gpu['sm']}, {gpu['multiprocessors']} multiprocessors, "
+        f"{gpu['memory_gib']} GiB; runs {', '.join(gpu['stages']) or 'no stage of this build'}"
+        for gpu in facts["gpus"]
+    ]
+    settings = facts["fp32_precision"], facts["environment_variables"]
+    fp32, knobs = (", ".join(f"{key}={value}" for key, value in d.items()) for d in settings)
+    lines = [
+        ("xgemm_torch", facts["xgemm_torch"]),
+        ("python", f"{facts['python']} on {facts['platform']}"),
+        ("torch", f"{facts['torch']}, CUDA {facts['torch_cuda'] or 'none'}"),
+        ("compiled module", str(facts["compiled_module"])),
+    ]
+    if facts["load_error"]:
+        lines.append(("load error", facts["load_error"]))
+    else:
+        lines.append(
+            (
+                "build",
+                f"{kernels}; {build.get('compiler')}, for torch >= {build.get('torch_target')}",
+            )
+        )
+        lines.append(("stages", ", ".join(facts["stages"])))
+    lines.append(("GPUs", "\n".join(gpus) or "none that torch can use"))
+    lines.append(("fp32_precision", fp32))
+    lines.append(("environment", knobs or "no variable of ours or CUDA's is set"))
+    return lines
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the facts; returns 1 when the module does not load or a stage is wrong, else 0."""
+    facts = collect()
+    tests = self_test() if options.self_test and not facts["load_error"] else []
+    well = not facts["load_error"] and all(row["ok"] for row in tests)
+    if options.json:
+        if options.self_test:
+            facts["self_test"] = tests
+        print(json.dumps(facts, indent=2))
+        return 0 if well else 1
+    from rich.table import Table
+
+    from .console import console
+
+    out = console()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _lines(facts):
+        table.add_row(name, value)
+    out.print(table)
+    if options.self_test:
+        verdicts = Table(title="self-test", title_justify="left")
+        for heading in ("stage", "device", "", "detail"):
+            verdicts.add_column(heading)
+        for row in tests:
+            verdict = "[green]OK[/]" if row["ok"] else "[bold red]FAIL[/]"
+            verdicts.add_row(row["stage"], row["device"], verdict, row["detail"])
+        out.print(verdicts)
+        out.print("OK" if well else "FAIL")
+    return 0 if well else 1

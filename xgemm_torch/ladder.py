@@ -1,0 +1,145 @@
+"""``python -m xgemm_torch ladder``: every stage, and what it does on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from . import environment, info, timing
+from .registry import Stage, stages
+
+# The size of the published figures, and the largest that the slowest stage takes in half a second.
+SIZE = 4096
+SLOW_SECONDS = 0.1
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the ladder into FILE")
+    parser.add_argument("--size", type=int, default=SIZE, help=f"M = N = K on a GPU ({SIZE})")
+
+
+def _tiles(stage: Stage) -> list[str]:
+    return [
+        f"{tile.BM}x{tile.BN}x{tile.BK}, {tile.TM}x{tile.TN}, {tile.threads}"
+        for tile in stage.tiles
+    ]
+
+
+def _row(stage: Stage) -> dict[str, Any]:
+    return {
+        "name": stage.name, "rung": stage.rung, "idea": stage.idea, "source": stage.source,
+        "min_sm": stage.min_sm, "cuda": stage.cuda, "tiles": _tiles(stage),
+        "tflops": None, "share": None, "check": None, "note": None,
+    }  # fmt: skip
+
+
+def measure(size: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Time every stage and torch.mm turn by turn on the first GPU, size^3, NN, chip hot.
+
+    Returns the rows and facts of the measurement: torch.mm's TFLOP/s, the clocks, the setting.
+    """
+    major, minor = torch.cuda.get_device_capability(0)
+    sm = 10 * major + minor
+    rows = [_row(stage) for stage in stages()]
+    able = [row for row in rows if row["cuda"] and row["min_sm"] <= sm]
+    for row in rows:
+        if row not in able:
+            needs = f"needs sm_{row['min_sm']}" if row["cuda"] else "no CUDA kernel in this build"
+            row["note"] = needs
+    sets = timing.operands(size, size, size, "NN")
+    contenders = {"torch.mm": timing.torch_mm("NN")}
+    contenders |= {row["name"]: timing.stage_call(row["name"], "NN") for row in able}
+    with timing.Clocks() as clocks:
+        timing.heat()
+        first = timing.interleaved(contenders, sets, rounds=1)
+        rounds = {name: 3 if times[0] > SLOW_SECONDS else 9 for name, times in first.items()}
+        clocks.mark()
+        samples = timing.interleaved(contenders, sets, rounds=rounds)
+        record = clocks.summary()
+    speed = {name: timing.tflops(size, size, size, median(t)) for name, t in samples.items()}
+    for row in able:
+        row["tflops"], row["share"] = speed[row["name"]], speed[row["name"]] / speed["torch.mm"]
+    return rows, {"torch_mm_tflops": speed["torch.mm"], "size": size, "clocks": record}
+
+
+def collect(size: int = SIZE) -> dict[str, Any]:
+    """Describe every stage, with its speed on the GPU here or, without one, whether it is right."""
+    strict = environment.strict_reference()
+    facts: dict[str, Any] = {"device": environment.device_name("cpu"), "gpu": False}
+    if torch.cuda.is_available():
+        rows, measured = measure(size)
+        facts = {"device": environment.device_name("cuda"), "gpu": True, **measured}
+        # torch.mm is the yardstick: where the user made it coarser, the share means less.
+        facts["warning"] = strict
+    else:
+        rows = [_row(stage) for stage in stages()]
+        verdicts = {row["stage"]: row for row in info.self_test()}
+        for row in rows:
+            row["check"] = verdicts[row["name"]]["ok"]
+            row["note"] = verdicts[row["name"]]["detail"]
+    return {**facts, "stages": rows}
+
+
+def _needs(row: dict[str, Any]) -> str:
+    return f"sm_{row['min_sm']}" if row["min_sm"] else "any GPU"
+
+
+def _result(row: dict[str, Any], gpu: bool) -> str:
+    if gpu:
+        return row["note"] or f"{row['tflops']:.1f} TFLOP/s, {row['share']:.0%}"
+    return "[green]bits right[/]" if row["check"] else f"[bold red]{row['note']}[/]"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the ladder; returns 1 when a stage is wrong on the host flavour, else 0."""
+    if options.size < 1:
+        raise ValueError(f"ladder: size must be at least 1, got {options.size}")
+    facts = collect(options.size)
+    if options.png:
+        from . import plotting
+
+        plotting.ladder(facts, options.png)
+    well = all(row["check"] is not False for row in facts["stages"])
+    if options.json:
+        print(json.dumps(facts, indent=2))
+        return 0 if well else 1
+    from rich.table import Table
+
+    from .console import console
+
+    gpu = facts["gpu"]
+    table = Table(title=f"The ladder, on {facts['device']}", title_justify="left")
+    for heading in ("#", "stage", "the one idea", "from", "needs",
+                    "block tile, thread tile, threads",
+                    f"{facts['size']}³, share of torch.mm" if gpu else "host flavour"):  # fmt: skip
+        table.add_column(heading, justify="right" if heading == "#" else "left")
+    for row in facts["stages"]:
+        table.add_row(
+            str(row["rung"]), f"[bold]{row['name']}[/]", row["idea"], row["source"], _needs(row),
+            "\n".join(row["tiles"]), _result(row, gpu),
+        )  # fmt: skip
+    out = console()
+    out.print(table)
+    if gpu:
+        clock = facts["clocks"].get("sm_mhz")
+        out.print(
+            f"torch.mm: {facts['torch_mm_tflops']:.1f} TFLOP/s; taken in turns, chip hot"
+            + (f", SM clock {clock['p50']:.0f} MHz" if clock else "")
+        )
+        if facts["warning"]:
+            out.print(f"[yellow]{facts['warning']}[/]")
+    else:
+        out.print(
+            "No GPU here: each stage ran its own source through the host flavour on a small ragged "
+            "problem. That says whether it is right, not how fast it is."
+        )
+    if options.png:
+        out.print(f"picture: {options.png}")
+    return 0 if well else 1

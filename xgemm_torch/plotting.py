@@ -1,0 +1,220 @@
+"""Pictures of results. matplotlib is imported on use and draws without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, QUIET, GRID = "#20262e", "#7a8591", "#e4e8ec"
+BLUE, ORANGE, GREEN, GREY = "#2a6fb0", "#e07a1f", "#3b9a5f", "#b9c1c9"
+COLORS = {"stock": BLUE, "converted": ORANGE}
+LABELS = {"stock": "stock nn.Linear", "converted": "xgemm_torch"}
+
+
+def _figure(width: float, height: float) -> Figure:
+    # A Figure of its own, not pyplot's: no global state, no window, no backend to choose.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _dress(axes: Axes, title: str, x: str = "", y: str = "") -> None:
+    axes.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=8)
+    axes.set_xlabel(x, color=QUIET, fontsize=9)
+    axes.set_ylabel(y, color=QUIET, fontsize=9)
+    axes.tick_params(colors=QUIET, labelsize=8.5, length=0)
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(GRID)
+
+
+def _smooth(values: Sequence[float], reach: int) -> list[float]:
+    """Mean of each value with up to ``reach`` neighbours on either side."""
+    return [
+        sum(part) / len(part)
+        for i in range(len(values))
+        for part in [values[max(0, i - reach) : i + reach + 1]]
+    ]
+
+
+def training(summary: dict[str, Any], path: Path) -> None:
+    """Draw a training job's losses, their difference, step times and GEMM shares into a PNG."""
+    config, runs = summary["config"], summary["runs"]
+    figure = _figure(11, 6.6)
+    grid = figure.add_gridspec(
+        2, 2, width_ratios=(1.55, 1), height_ratios=(1.5, 1), hspace=0.42, wspace=0.2,
+        left=0.07, right=0.975, top=0.865, bottom=0.085,
+    )  # fmt: skip
+    _losses(figure.add_subplot(grid[0, 0]), runs)
+    _difference(figure.add_subplot(grid[1, 0]), summary)
+    _step_times(figure.add_subplot(grid[0, 1]), summary)
+    _shares(figure.add_subplot(grid[1, 1]), runs)
+    figure.text(
+        0.07, 0.955, f"Training a {config['size']} GPT twice from one seed: FP32, "
+        f"{summary['environment']['device']}",
+        fontsize=13, color=INK, fontweight="bold", va="center",
+    )  # fmt: skip
+    figure.text(
+        0.07, 0.92, f"{summary['parameters']:,} parameters, {config['steps']} steps of "
+        f"{config['batch']} x {config['seq']} bytes; text: the Python standard library; converted "
+        f"with kernel={config['kernel']!r}, precision={config['precision']!r}",
+        fontsize=9, color=QUIET, va="center",
+    )  # fmt: skip
+    figure.savefig(path)
+
+
+def _losses(axes: Axes, runs: dict[str, Any]) -> None:
+    styles = {"stock": {"linewidth": 3.6, "alpha": 0.55}, "converted": {"linewidth": 1.3}}
+    for name, run in runs.items():
+        losses = run["losses"]
+        steps = range(1, len(losses) + 1)
+        smooth = _smooth(losses, len(losses) // 100)
+        if name == "stock":
+            axes.plot(steps, losses, color=GREY, linewidth=0.5, label="each step (stock)")
+        axes.plot(steps, smooth, color=COLORS[name], label=LABELS[name], **styles[name])
+        axes.plot([len(losses)], [run["validation"]], "o", color=COLORS[name], markersize=5,
+                  markerfacecolor="none" if name == "stock" else COLORS[name], clip_on=False,
+                  label="validation" if name == "converted" else None)  # fmt: skip
+    _dress(axes, "Loss", "step", "nats a byte")
+    axes.legend(frameon=False, fontsize=8.5, labelcolor=INK)
+
+
+def _difference(axes: Axes, summary: dict[str, Any]) -> None:
+    pairs = zip(*(run["losses"] for run in summary["runs"].values()), strict=True)
+    gaps = [abs(one - other) for one, other in pairs]
+    _dress(axes, "Difference of the two curves", "step", "|difference|, nats")
+    shown = [(step, gap) for step, gap in enumerate(gaps, 1) if gap > 0]
+    axes.set_xlim(0, len(gaps) + 1)
+    if not shown:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "none: every loss is equal in every bit", transform=axes.transAxes,
+                  ha="center", va="center", color=GREEN, fontsize=11)  # fmt: skip
+        return
+    axes.semilogy(*zip(*shown, strict=True), ".", color=ORANGE, markersize=2.5)
+    largest = summary["difference"]
+    axes.annotate(
+        f"largest {largest['largest']:.1e}", (largest["largest_at_step"], largest["largest"]),
+        xytext=(-4, 4), textcoords="offset points", fontsize=8.5, color=INK, ha="right",
+    )  # fmt: skip
+    axes.margins(y=0.15)
+
+
+def _step_times(axes: Axes, summary: dict[str, Any]) -> None:
+    runs = summary["runs"]
+    highest = 0.0
+    for name, run in runs.items():
+        timed = [(step, ms) for step, ms in enumerate(run["step_ms"], 1) if ms is not None]
+        if not timed:
+            continue
+        axes.plot(*zip(*timed, strict=True), ".", color=COLORS[name], markersize=2.5, alpha=0.45)
+        axes.axhline(run["median_step_ms"], color=COLORS[name], linewidth=1.4,
+                     label=f"{LABELS[name]}: {run['median_step_ms']:.1f} ms")  # fmt: skip
+        # A step that the machine interrupted must not squeeze all others into a line.
+        ordered = sorted(ms for _, ms in timed)
+        highest = max(highest, ordered[int(0.98 * (len(ordered) - 1))])
+    if highest:
+        axes.set_ylim(0, highest * 1.35)
+    _dress(axes, "Time of a step, with median", "step", "ms")
+    if highest:
+        axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc="lower left")
+
+
+def _shares(axes: Axes, runs: dict[str, Any]) -> None:
+    parts = (
+        ("GEMMs", "gemm_ms", BLUE),
+        ("attention", "attention_ms", GREEN),
+        ("the rest", None, GREY),
+    )
+    names = list(runs)
+    for row, name in enumerate(names):
+        shares, left = runs[name]["shares"], 0.0
+        for label, key, color in parts:
+            ms = shares[key] if key else shares["total_ms"] - left
+            legend = label if row == 0 else None
+            axes.barh(row, ms, left=left, color=color, height=0.56, label=legend)
+            if ms > 0.08 * shares["total_ms"]:
+                axes.text(left + ms / 2, row, f"{ms / shares['total_ms']:.0%}", ha="center",
+                          va="center", color="white", fontsize=9, fontweight="bold")  # fmt: skip
+            left += ms
+    _dress(axes, "Where a profiled step's time goes", "ms")
+    axes.grid(False, axis="y")
+    axes.set_yticks(range(len(names)), [LABELS[name] for name in names], color=INK)
+    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.45, -0.95)
+    axes.legend(frameon=False, fontsize=8.5, ncols=3, loc="upper left", labelcolor=INK)
+
+
+def ladder(facts: dict[str, Any], path: Path) -> None:
+    """Draw the stages as a ladder into a PNG: bars of speed on a GPU, checks without one."""
+    rows = facts["stages"]
+    figure = _figure(11, 1.7 + 0.62 * len(rows))
+    height = figure.get_figheight()
+    axes = figure.add_axes((0.235, 0.62 / height, 0.735, (height - 1.75) / height))
+    places = range(len(rows))
+    if facts["gpu"]:
+        _speeds(axes, facts)
+        axes.set_xlabel("TFLOP/s", color=QUIET, fontsize=9)
+        title = f"The ladder at {facts['size']}³, FP32"
+        below = f"{facts['device']}; share of torch.mm; taken in turns, chip hot"
+    else:
+        _checks(axes, rows)
+        title = "The ladder, checked on the host"
+        below = (
+            f"{facts['device']}; no GPU here, so there is no speed to show: each stage ran its own "
+            "source through the host flavour"
+        )
+    axes.set_yticks(places, [f"{row['name']}  {row['rung']:>2}" for row in rows],
+                    fontsize=10.5, color=INK)  # fmt: skip
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.tick_params(length=0, labelcolor=INK)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    left = 0.02
+    figure.text(left, 1 - 0.38 / height, title, fontsize=14, fontweight="bold", color=INK,
+                va="center")  # fmt: skip
+    figure.text(left, 1 - 0.72 / height, below, fontsize=9, color=QUIET, va="center")
+    figure.savefig(path)
+
+
+def _speeds(axes: Axes, facts: dict[str, Any]) -> None:
+    rows, reference = facts["stages"], facts["torch_mm_tflops"]
+    top = max([reference, *(row["tflops"] or 0.0 for row in rows)])
+    axes.axvline(reference, color=ORANGE, linewidth=1.4)
+    axes.text(reference, -0.62, f"torch.mm {reference:.1f} ", color=ORANGE, fontsize=9,
+              ha="center", va="bottom")  # fmt: skip
+    for place, row in enumerate(rows):
+        speed = row["tflops"]
+        axes.barh(place - 0.1, speed or 0.0, height=0.46, color=BLUE)
+        label = row["note"] or f" {speed:.1f}  ({row['share']:.0%})"
+        axes.text(speed or 0.0, place - 0.1, label, va="center", fontsize=9.5, color=INK)
+        axes.text(top * 0.004, place + 0.29, row["idea"], va="center", fontsize=7.5, color=QUIET)
+    axes.set_xlim(0, top * 1.13)
+    axes.grid(True, axis="x", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", labelsize=8.5)
+
+
+def _checks(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    for place, row in enumerate(rows):
+        color, word = (GREEN, "bits right") if row["check"] else ("#c0392b", "WRONG")
+        axes.plot([0.02], [place], "o", color=color, markersize=11)
+        axes.text(0.05, place - 0.16, word, va="center", fontsize=9.5, color=color,
+                  fontweight="bold")  # fmt: skip
+        axes.text(0.15, place - 0.16, row["idea"], va="center", fontsize=9, color=INK)
+        axes.text(0.05, place + 0.2, f"from {row['source']}; tile {row['tiles'][0]} threads",
+                  va="center", fontsize=8, color=QUIET)  # fmt: skip
+    axes.set_xlim(0, 1)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)

@@ -1,0 +1,1 @@
+"""The main job: train a small GPT on real text, stock and converted, and compare the two."""
