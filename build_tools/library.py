@@ -1,0 +1,224 @@
+"""The ninja file of csrc/xgemm: torch-free objects, each stage in two flavours.
+
+===========================  =============================================================
+csrc/xgemm/stages/NN_x.cu    g++ with the host SIMT flavour; nvcc, where there is one
+csrc/xgemm/host/*.cu         g++ with the host SIMT flavour
+csrc/xgemm/*.cpp, host/*.cpp g++
+csrc/xgemm/cuda/*.cu         nvcc, where there is one
+===========================  =============================================================
+
+Kernels of the host flavour are compiled with ``-fsanitize=thread`` and never linked with it: the
+library brings its own answers to the calls that the option puts at each load and store, and finds
+races and stray accesses by them (csrc/xgemm/host/watch.cpp).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import archs as archs_module
+from . import compiler as compiler_module
+from . import cuda_toolkit, native, ninja_file, sources
+from .archs import Arch
+from .compiler import Compiler
+from .cuda_toolkit import Toolkit
+from .settings import ROOT, BuildError, Settings
+from .sources import Sources
+
+BUILD_DIR = Path("build", "xgemm")
+
+WARNINGS = "-Wall -Wextra -Wno-unknown-pragmas -Wno-missing-field-initializers"
+CPP = f"-std=c++20 -O2 -fPIC -fvisibility=hidden -Icsrc {WARNINGS}"
+# Every kernel is a chain of fmaf calls: nothing may be contracted beyond them, and hardware FMA
+# makes them fast. float4 accesses to float arrays are what CUDA sources do.
+HOST_KERNEL = "-x c++ -g1 -ffp-contract=off -fno-strict-aliasing -DXGEMM_FLAVOUR=host"
+WATCHED = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
+CUDA_KERNEL = (
+    "-std=c++20 --expt-relaxed-constexpr -O3 -lineinfo -Xptxas=-v,-warn-spills "
+    "-DXGEMM_FLAVOUR=cuda -Xcompiler -fPIC,-fvisibility=hidden -Icsrc"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build is going to do.
+
+    Attributes:
+        root: The repository; all paths are relative to it.
+        build_dir: Where everything goes.
+        settings: What was asked for.
+        compiler: g++.
+        toolkit: nvcc and company, or None in a build without CUDA.
+        why_no_cuda: The reason for None, in words.
+        archs: Targets of the stages that have no directive.
+        sources: What there is.
+        objects: The objects of the library, in link order; written by `write`.
+    """
+
+    root: Path
+    build_dir: Path
+    settings: Settings
+    compiler: Compiler
+    toolkit: Toolkit | None
+    why_no_cuda: str
+    archs: tuple[Arch, ...]
+    sources: Sources
+    objects: list[Path] = field(default_factory=list)
+
+    @property
+    def ninja_file(self) -> Path:
+        """The build.ninja, relative to the root."""
+        return self.build_dir / "build.ninja"
+
+    @property
+    def include_dir(self) -> Path:
+        """Where xgemm_build_info.h lies, relative to the root."""
+        return self.build_dir / "include"
+
+    def cuda_archs(self, stage: sources.Stage) -> tuple[Arch, ...]:
+        """The targets of a stage's CUDA flavour; none in a build without CUDA."""
+        return archs_module.for_stage(stage.archs, self.archs) if self.toolkit else ()
+
+    def machine_flags(self) -> str:
+        """Flags for the processor: FMA has to be asked for on x86-64, others always have it."""
+        return "-mfma" if os.uname().machine in ("x86_64", "AMD64") else ""
+
+    def path_flags(self) -> str:
+        """Flags that keep the repository's place on this machine out of what is built."""
+        return shlex.quote(f"-ffile-prefix-map={self.root}/=")
+
+
+def make_plan(settings: Settings, root: Path = ROOT, build_dir: Path = BUILD_DIR) -> Plan:
+    """Looks around and decides.
+
+    Raises:
+        BuildError: There is no g++; CUDA was asked for and there is no nvcc; a setting is wrong.
+    """
+    targets = archs_module.parse(settings.archs)
+    toolkit, why = None, "XGEMM_CUDA=0"
+    if settings.cuda != "0":
+        search = cuda_toolkit.find()
+        toolkit, why = search.toolkit, search.why_not
+        if settings.cuda == "1" and toolkit is None:
+            raise BuildError(f"XGEMM_CUDA=1, but there is {why}")
+    return Plan(
+        root=root,
+        build_dir=build_dir,
+        settings=settings,
+        compiler=compiler_module.find(),
+        toolkit=toolkit,
+        why_no_cuda="" if toolkit else why,
+        archs=targets if toolkit else (),
+        sources=sources.find(root, settings.stages),
+    )
+
+
+def write(plan: Plan) -> None:
+    """Writes the ninja file and the header with the build's facts; fills `plan.objects`."""
+    file = ninja_file.NinjaFile(plan.build_dir)
+    cxx = shlex.quote(plan.compiler.path)
+    file.rule("cxx", f"{cxx} $flags -MD -MF $out.d -c $in -o $out", "$label $in", depfile=True)
+    obj = plan.build_dir / "obj"
+    cpp = " ".join((CPP, plan.machine_flags(), plan.path_flags()))
+    kernel = f"{HOST_KERNEL} {WATCHED}"
+
+    host_kernels = []
+    for source in (*(stage.path for stage in plan.sources.stages), *plan.sources.probes):
+        out = obj / "host" / f"{source.stem}.o"
+        file.build("cxx", out, [source], flags=f"{kernel} {cpp}", label="host")
+        host_kernels.append(out)
+
+    plan.objects[:] = host_kernels
+    with_cuda = f"-DXGEMM_WITH_CUDA={int(plan.toolkit is not None)}"
+    for source in plan.sources.cpp:
+        out = obj / "cpp" / f"{source.stem}.o"
+        file.build("cxx", out, [source], flags=f"{cpp} {with_cuda}", label="c++ ")
+        plan.objects.append(out)
+    if plan.toolkit:
+        _write_cuda(plan, file, obj / "cuda")
+
+    file.phony("library", plan.objects)
+    native.write(plan, file, cpp, HOST_KERNEL, host_kernels)
+    file.default(["library"])
+    file.write(plan.root / plan.ninja_file)
+    ninja_file.write_if_changed(plan.root / plan.include_dir / "xgemm_build_info.h", facts(plan))
+
+
+def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
+    assert plan.toolkit
+    nvcc = f"{shlex.quote(str(plan.toolkit.nvcc))} -ccbin {shlex.quote(plan.compiler.path)}"
+    # What ptxas says of each kernel is kept; only its warnings are shown.
+    file.rule(
+        "nvcc",
+        f"{nvcc} $flags -MD -MF $out.d -c $in -o $out > $log 2>&1 || {{ cat $log; exit 1; }}; "
+        'grep -i "warning" $log || true',
+        "cuda $in",
+        depfile=True,
+    )
+    flags = f"{CUDA_KERNEL} -Xcompiler {plan.path_flags()}"
+    units = [(stage.path, plan.cuda_archs(stage)) for stage in plan.sources.stages]
+    units += [(source, plan.archs) for source in plan.sources.cuda]
+    for source, targets in units:
+        if not targets:
+            continue
+        out, log = obj / f"{source.stem}.o", obj / f"{source.stem}.ptxas.txt"
+        gencode = " ".join(arch.gencode for arch in targets)
+        file.build(
+            "nvcc", out, [source], also_makes=[log], flags=f"{flags} {gencode}", log=str(log)
+        )
+        plan.objects.append(out)
+
+
+def facts(plan: Plan) -> str:
+    """The text of xgemm_build_info.h."""
+    values = {
+        "CUDA_VERSION": plan.toolkit.version if plan.toolkit else "",
+        "ARCHS": " ".join(map(str, plan.archs)),
+        "COMPILER": plan.compiler.name,
+    }
+    lines = [f'#define XGEMM_BUILD_{name} "{value}"' for name, value in values.items()]
+    return "// Written by the build.\n#pragma once\n\n" + "\n".join(lines) + "\n"
+
+
+def compile_objects(plan: Plan) -> float:
+    """Compiles what is out of date; returns the seconds it took."""
+    start = time.monotonic()
+    ninja_file.run(plan.root, plan.ninja_file, jobs=plan.settings.jobs)
+    return time.monotonic() - start
+
+
+def link_flags(plan: Plan) -> list[str]:
+    """The linker's arguments beyond torch's own.
+
+    libtorch is needed for its own sake: in a CUDA build of torch it is what brings in
+    libtorch_cuda, where the weak symbols of csrc/torch are; a linker that drops what seems unused
+    would drop it. The CUDA runtime is linked in, and hidden, so that a library with kernels loads
+    where there is no CUDA, and beside another CUDA runtime.
+    """
+    flags = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
+    if plan.toolkit:
+        runtime = plan.toolkit.static_runtime
+        flags += [str(runtime), "-lrt", "-lpthread", f"-Wl,--exclude-libs,{runtime.name}"]
+    return [*flags, "-ldl"]
+
+
+@contextmanager
+def lock(plan: Plan) -> Iterator[None]:
+    """Keeps a second build of the same tree waiting until this one is done."""
+    path = plan.root / plan.build_dir / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another build of this tree", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,82 @@
+"""The host flavour as C++ programs without Python or torch: plain, and under the sanitizers.
+
+=====  ==========================================================================================
+plain  the very objects of the library
+asan   all sources with AddressSanitizer and UndefinedBehaviorSanitizer
+tsan   all sources with ThreadSanitizer's own runtime in place of the library's race detector
+=====  ==========================================================================================
+
+The sources of the program are tests/native/*.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import ninja_file
+
+if TYPE_CHECKING:
+    from .library import Plan
+
+SANITIZERS = {
+    "plain": "",
+    "asan": "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "tsan": "-O1 -g -fno-omit-frame-pointer -fsanitize=thread -DXGEMM_REAL_TSAN",
+}
+_OPTIONS = {
+    "ASAN_OPTIONS": "strict_string_checks=1:detect_stack_use_after_return=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+}
+
+
+def program(build_dir: Path, name: str) -> Path:
+    """Where a program is built."""
+    return build_dir / "native" / name / "xgemm_native"
+
+
+def write(
+    plan: Plan, file: ninja_file.NinjaFile, cpp: str, kernel: str, host_kernels: Sequence[Path]
+) -> None:
+    """Adds the programs' edges; `cpp` and `kernel` are the library's flags for its two kinds."""
+    mains = [path.relative_to(plan.root) for path in sorted(plan.root.glob("tests/native/*.cpp"))]
+    if not mains:
+        return
+    cxx = shlex.quote(plan.compiler.path)
+    file.rule("link", f"{cxx} $flags $in -o $out -ldl -lpthread", "link $out")
+    kernels = [*(stage.path for stage in plan.sources.stages), *plan.sources.probes]
+    for name, flags in SANITIZERS.items():
+        out = program(plan.build_dir, name)
+        units = [(path, f"{cpp} {flags} -DXGEMM_WITH_CUDA=0") for path in plan.sources.cpp]
+        units += [(path, f"{cpp} {flags} -DXGEMM_WITH_CUDA=0") for path in mains]
+        objects = list(host_kernels) if name == "plain" else []
+        if name != "plain":
+            units += [(path, f"{kernel} {cpp} {flags}") for path in kernels]
+        for path, unit_flags in units:
+            objects.append(out.parent / f"{path.stem}.o")
+            file.build("cxx", objects[-1], [path], flags=unit_flags, label=name)
+        file.build("link", out, objects, flags=flags)
+        file.phony(f"native-{name}", [out])
+
+
+def run(plan: Plan, name: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    """Builds one program and runs it; its output is captured."""
+    ninja_file.run(plan.root, plan.ninja_file, [f"native-{name}"], plan.settings.jobs)
+    command = [str(plan.root / program(plan.build_dir, name))]
+    if name == "tsan":
+        # Its shadow memory has a fixed place, which some kernels' address randomization takes.
+        command = ["setarch", os.uname().machine, "-R", *command]
+    return subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        cwd=plan.root,
+        env={**os.environ, **_OPTIONS},
+    )

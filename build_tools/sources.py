@@ -1,0 +1,94 @@
+"""What there is to compile under csrc, and for which architectures each stage says it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .archs import Arch, parse_directive
+from .settings import BuildError
+
+_DIRECTIVE = re.compile(r"^// arch:(.*)$")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A file csrc/xgemm/stages/NN_name.cu; its path is relative to the repository."""
+
+    path: Path
+    archs: tuple[Arch, ...]
+
+    @property
+    def stem(self) -> str:
+        """``"05_smem_tiled"``."""
+        return self.path.stem
+
+    @property
+    def number(self) -> int:
+        """``5``."""
+        return int(self.stem.partition("_")[0])
+
+    @property
+    def name(self) -> str:
+        """``"smem_tiled"``."""
+        return self.stem.partition("_")[2]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of csrc/xgemm, relative to the repository, by how they are compiled.
+
+    Attributes:
+        stages: Both flavours.
+        probes: csrc/xgemm/host/\\*.cu: the host flavour alone.
+        cpp: g++.
+        cuda: nvcc, in builds with CUDA.
+    """
+
+    stages: tuple[Stage, ...]
+    probes: tuple[Path, ...]
+    cpp: tuple[Path, ...]
+    cuda: tuple[Path, ...]
+
+
+def find(root: Path, wanted: tuple[str, ...] = ()) -> Sources:
+    """Lists the sources below `root`; `wanted` chooses stages by number, name or file stem.
+
+    Raises:
+        BuildError: A stage is wanted that there is not, or a file's name or directive is not right.
+    """
+
+    def glob(pattern: str) -> tuple[Path, ...]:
+        return tuple(path.relative_to(root) for path in sorted(root.glob(f"csrc/xgemm/{pattern}")))
+
+    stages = tuple(_stage(root, path) for path in glob("stages/*.cu"))
+    return Sources(
+        stages=_choose(stages, wanted),
+        probes=glob("host/*.cu"),
+        cpp=glob("*.cpp") + glob("host/*.cpp"),
+        cuda=glob("cuda/*.cu"),
+    )
+
+
+def _stage(root: Path, path: Path) -> Stage:
+    if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", path.stem):
+        raise BuildError(f"{path}: a stage's file is named NN_name.cu")
+    head = (root / path).read_text(encoding="utf-8").splitlines()[:10]
+    found = [match[1] for line in head if (match := _DIRECTIVE.match(line))]
+    if len(found) > 1:
+        raise BuildError(f"{path}: more than one '// arch:' line")
+    return Stage(path, parse_directive(found[0], str(path)) if found else ())
+
+
+def _choose(stages: tuple[Stage, ...], wanted: tuple[str, ...]) -> tuple[Stage, ...]:
+    if not wanted:
+        return stages
+    chosen = []
+    for word in wanted:
+        hits = [s for s in stages if word in (s.name, s.stem, str(s.number), f"{s.number:02d}")]
+        if not hits:
+            there_are = ", ".join(stage.name for stage in stages)
+            raise BuildError(f"XGEMM_STAGES names {word!r}; there are: {there_are}")
+        chosen += hits
+    return tuple(sorted(set(chosen), key=lambda stage: stage.stem))

@@ -1,0 +1,92 @@
+"""Builds xgemm_torch._C: the kernels of csrc/xgemm and their binding to torch in one library.
+
+``python setup.py build_ext --inplace`` builds it into the tree, and compiles only what changed;
+``pip install . --no-build-isolation`` installs it. These environment variables steer the build:
+
+=====================  =========================================================================
+XGEMM_CUDA             ``auto``: CUDA kernels where nvcc is found, whether or not there is a GPU
+                       and whatever build of torch; ``1``: an error without nvcc; ``0``: none
+XGEMM_STAGES           a comma list of stages to build, by number or name; all by default
+TORCH_CUDA_ARCH_LIST   GPUs to compile for; ``8.0 9.0a 9.0+PTX`` by default
+CUDA_HOME, CUDA_PATH   the CUDA toolkit; by default that of the nvcc on the PATH, else
+                       /usr/local/cuda*, else NVIDIA's wheels in this Python
+CXX                    g++ 11 or newer
+MAX_JOBS               compilers at once; by default one a core, as far as memory goes
+=====================  =========================================================================
+
+The kernels know nothing of torch: build_tools compiles them by a ninja file of their own, and torch
+adds its part, csrc/torch, against LibTorch's stable ABI and Python's limited API. The result is one
+library for every torch from 2.10 on and every Python from 3.10 on.
+"""
+
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import torch
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from build_tools import library, settings, summary  # noqa: E402
+
+# Free-threaded Pythons have no limited API.
+ABI3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def relative(paths):
+    """Paths as setuptools wants them: relative to this file, with slashes."""
+    return [path.as_posix() for path in paths]
+
+
+class Build(BuildExtension):
+    """Compiles csrc/xgemm, then lets torch's builder compile and link the rest."""
+
+    def run(self):
+        """Builds, and ends with the summary."""
+        start = time.monotonic()
+        with library.lock(plan):
+            library.write(plan)
+            library.compile_objects(plan)
+            super().run()
+        built = Path(self.get_ext_fullpath(self.extensions[0].name))
+        where = built.relative_to(plan.root) if built.is_relative_to(plan.root) else built
+        seconds = time.monotonic() - start
+        print(summary.text(plan, where if built.exists() else None, torch.__version__, seconds))
+
+    def get_source_files(self):
+        """Files for an sdist: the binding's; MANIFEST.in has the others."""
+        return list(self.extensions[0].sources)
+
+
+try:
+    plan = library.make_plan(settings.read())
+    library.write(plan)
+except settings.BuildError as error:
+    sys.exit(f"xgemm_torch: {error}")
+
+root = plan.root
+extension = CppExtension(
+    "xgemm_torch._C",
+    sources=relative(path.relative_to(root) for path in sorted(root.glob("csrc/torch/*.cpp"))),
+    depends=relative(plan.objects),
+    include_dirs=[str(root / "csrc"), str(root / plan.include_dir)],
+    extra_objects=relative(plan.objects),
+    extra_compile_args=[
+        "-O2",
+        "-fvisibility=hidden",
+        f"-ffile-prefix-map={root}/=",
+        "-DTORCH_TARGET_VERSION=0x020a000000000000",
+        f"-DXGEMM_WITH_CUDA={int(plan.toolkit is not None)}",
+    ],
+    extra_link_args=library.link_flags(plan),
+    py_limited_api=ABI3,
+)
+
+setup(
+    ext_modules=[extension],
+    cmdclass={"build_ext": Build.with_options(use_ninja=True)},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if ABI3 else {},
+)
