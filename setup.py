@@ -36,6 +36,13 @@ from build_tools import library, settings, summary  # noqa: E402
 ABI3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
+def unplaced():
+    """Compiler flags that keep this machine's directories out of the module and its messages."""
+    places = {sys.base_prefix: "python", sys.prefix: "python", str(Path(torch.__file__).parent): "torch"}
+    places[str(plan.root)] = ""
+    return [f"-ffile-prefix-map={place}/={name and name + '/'}" for place, name in places.items()]
+
+
 def relative(paths):
     """Paths as setuptools wants them: relative to this file, with slashes."""
     return [path.as_posix() for path in paths]
@@ -56,6 +63,13 @@ class Build(BuildExtension):
         seconds = time.monotonic() - start
         print(summary.text(plan, where if built.exists() else None, torch.__version__, seconds))
 
+    def build_extensions(self):
+        """Links without the run path that some Pythons were built with: it is this machine's."""
+        for linker in ("linker_so", "linker_so_cxx"):
+            words = getattr(self.compiler, linker, None) or []
+            words[:] = [word for word in words if not word.startswith("-Wl,-rpath")]
+        super().build_extensions()
+
     def get_source_files(self):
         """Files for an sdist: the binding's; MANIFEST.in has the others."""
         return list(self.extensions[0].sources)
@@ -75,9 +89,11 @@ extension = CppExtension(
     include_dirs=[str(root / "csrc"), str(root / plan.include_dir)],
     extra_objects=relative(plan.objects),
     extra_compile_args=[
+        "-std=c++20",
         "-O2",
         "-fvisibility=hidden",
-        f"-ffile-prefix-map={root}/=",
+        "-g1",
+        *unplaced(),
         "-DTORCH_TARGET_VERSION=0x020a000000000000",
         f"-DXGEMM_WITH_CUDA={int(plan.toolkit is not None)}",
     ],
