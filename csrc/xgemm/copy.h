@@ -15,6 +15,12 @@ __device__ __forceinline__ void store4(float* p, float4 v) {
   *reinterpret_cast<float4*>(p) = v;
 }
 
+// Column `step` of row i of an outer product, every other row backwards: the element of B that ends a row begins the next
+// and stays in the operand cache of the FFMA pipe.
+__device__ __forceinline__ constexpr int serpentine(int i, int step, int columns) {
+  return i % 2 ? columns - 1 - step : step;
+}
+
 // How much of K a slice of BK holds that begins at k0.
 __device__ __forceinline__ int slice_depth(int64_t k, int64_t k0, int BK) {
   return k - k0 < BK ? static_cast<int>(k - k0) : BK;

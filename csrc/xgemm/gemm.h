@@ -6,8 +6,10 @@
 
 #ifdef __CUDACC__
 #define XGEMM_HD __host__ __device__ __forceinline__
+#define XGEMM_COLD inline __host__ __device__ __noinline__
 #else
 #define XGEMM_HD inline
+#define XGEMM_COLD inline __attribute__((noinline))
 #endif
 
 namespace xgemm {
@@ -36,7 +38,8 @@ struct View {
 
 enum class Act : int { none, relu, gelu, gelu_tanh, silu };
 
-XGEMM_HD float activate(Act act, float x) {
+// Never inlined: 64 copies of five branches would be nine tenths of a kernel's code.
+XGEMM_COLD float activate(Act act, float x) {
   switch (act) {
     case Act::relu: return x > 0.f || x != x ? x : 0.f;
     case Act::gelu: return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
@@ -66,7 +69,8 @@ struct Gemm {
 
   // The epilogue's arithmetic, written with the fused operations it means, so that every compiler gives the same bits.
   XGEMM_HD float finish(float acc, float c_ij) const {
-    return activate(act, beta == 0.f ? alpha * acc : fmaf(alpha, acc, beta * c_ij));
+    const float z = beta == 0.f ? alpha * acc : fmaf(alpha, acc, beta * c_ij);
+    return act == Act::none ? z : activate(act, z);
   }
 
   XGEMM_HD void store(int64_t i, int64_t j, float acc) const {

@@ -6,7 +6,7 @@ namespace xgemm::XGEMM_FLAVOUR::vec4_128x128 {
 
 // Rows of 132 floats: an operand contiguous along k is stored down a column, 2 lanes a row, without a bank conflict.
 constexpr Tile kTile{.BM = 128, .BN = 128, .BK = 8, .TM = 8, .TN = 8, .width = 4, .buffers = 1, .pad_a = 4, .pad_b = 4,
-                     .a_rows = 8, .min_blocks = 2, .rate = 36.5f};
+                     .a_rows = 8, .min_blocks = 2, .rate = 40.0f};
 constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK, TM = kTile.TM, TN = kTile.TN, W = kTile.width;
 constexpr int kColumns = BN / TN;
 constexpr int kHalfM = BM / 2, kHalfN = BN / 2;   // a thread's rows and columns: 4 in each half, so that lanes touch
@@ -42,7 +42,10 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
 #pragma unroll
       for (int i = 0; i < TM; ++i)
 #pragma unroll
-        for (int j = 0; j < TN; ++j) acc[i][j] = fmaf(ra[i], rb[j], acc[i][j]);
+        for (int s = 0; s < TN; ++s) {
+          const int j = serpentine(i, s, TN);
+          acc[i][j] = fmaf(ra[i], rb[j], acc[i][j]);
+        }
     }
     __syncthreads();
   }
