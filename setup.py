@@ -19,9 +19,12 @@ adds its part, csrc/torch, against LibTorch's stable ABI and Python's limited AP
 library for every torch from 2.10 on and every Python from 3.10 on.
 """
 
+import os
 import sys
 import sysconfig
+import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -41,6 +44,26 @@ def unplaced():
     places = {sys.base_prefix: "python", sys.prefix: "python", str(Path(torch.__file__).parent): "torch"}
     places[str(plan.root)] = ""
     return [f"-ffile-prefix-map={place}/={name and name + '/'}" for place, name in places.items()]
+
+
+@contextmanager
+def quiet():
+    """Holds back what compilers print (torch's builder has them say every flag) unless they fail."""
+    sys.stdout.flush()
+    terminal = os.dup(1)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 1)
+        try:
+            yield
+        except BaseException:
+            sys.stdout.flush()
+            held.seek(0)
+            os.write(terminal, held.read())
+            raise
+        finally:
+            sys.stdout.flush()
+            os.dup2(terminal, 1)
+            os.close(terminal)
 
 
 def relative(paths):
@@ -68,7 +91,9 @@ class Build(BuildExtension):
         for linker in ("linker_so", "linker_so_cxx"):
             words = getattr(self.compiler, linker, None) or []
             words[:] = [word for word in words if not word.startswith("-Wl,-rpath")]
-        super().build_extensions()
+        print("compiling csrc/torch and linking", flush=True)
+        with quiet():
+            super().build_extensions()
 
     def get_source_files(self):
         """Files for an sdist: the binding's; MANIFEST.in has the others."""

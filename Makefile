@@ -1,0 +1,89 @@
+# make demo and make test each work alone, from a fresh clone, with python3 (3.10 or newer) and g++.
+#
+#   make demo      environment, build, then train a small GPT twice: stock and converted
+#   make test      environment, build, then all tests, sanitizer runs included
+#   make bench     environment, build, then the benchmarks
+#   make build     environment, build
+#   make lint      ruff and clang-format; make format changes the files
+#   make native    the kernels as C++ programs: plain, ASan + UBSan, TSan
+#   make nvcc      finds nvcc, or installs it from PyPI into the environment
+#   make clean     removes what was built; make distclean the environment too
+#
+# PYTHON=python3.12   the Python to make the environment with
+# TORCH="torch==2.11.0"   what to ask pip for, options included; by default the pinned release
+#                     without a GPU, the newest with one
+# PY=python3          uses that Python as it is, and makes no environment
+# ARGS="..."          more arguments for the demo, pytest or the benchmarks
+# XGEMM_CUDA, XGEMM_STAGES, TORCH_CUDA_ARCH_LIST, CUDA_HOME, CXX, MAX_JOBS: see setup.py
+
+PYTHON ?= python3
+VENV ?= .venv
+PY ?= $(VENV)/bin/python
+ARGS ?=
+
+ifeq ($(PY),$(VENV)/bin/python)
+environment = @$(PYTHON) -m build_tools env $(VENV)
+CLANG_FORMAT ?= $(VENV)/bin/clang-format
+else
+environment = @:
+CLANG_FORMAT ?= clang-format
+endif
+
+CXX_FILES = $(shell find csrc tests/native -name "*.h" -o -name "*.cpp" -o -name "*.cu")
+
+.PHONY: demo test bench build env lint format native nvcc clean distclean help
+.DEFAULT_GOAL = build
+
+demo:
+	$(environment) plot
+	@$(MAKE) --no-print-directory extension
+	$(PY) -m xgemm_torch train $(ARGS)
+
+test:
+	$(environment) test plot
+	@$(MAKE) --no-print-directory extension
+	$(PY) -m pytest $(ARGS)
+
+bench:
+	$(environment) test plot
+	@$(MAKE) --no-print-directory extension
+	$(PY) -m pytest benchmarks $(ARGS)
+
+build:
+	$(environment)
+	@$(MAKE) --no-print-directory extension
+
+env:
+	$(environment) test plot lint
+
+.PHONY: extension
+extension:
+	@$(PY) -W ignore setup.py --quiet build_ext --inplace
+
+native:
+	$(environment)
+	@$(PY) -m build_tools native $(ARGS)
+
+nvcc:
+	$(environment) --no-nvcc
+	@$(PY) -m build_tools nvcc
+
+lint:
+	$(environment) lint --no-nvcc
+	$(PY) -m ruff check .
+	$(CLANG_FORMAT) --dry-run -Werror $(CXX_FILES)
+
+format:
+	$(environment) lint --no-nvcc
+	$(PY) -m ruff check --fix .
+	$(CLANG_FORMAT) -i $(CXX_FILES)
+
+clean:
+	rm -rf build dist *.egg-info xgemm_torch/_C*.so .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path "./.venv*" -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+
+help:
+	@sed -n "1,/^$$/s/^# \{0,1\}//p" Makefile

@@ -1,0 +1,53 @@
+"""The Makefile's commands: ``python -m build_tools env | nvcc | native | torch``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import cuda_toolkit, environment, library, native, settings
+
+
+def main() -> int:
+    """Runs one command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m build_tools", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    env = commands.add_parser("env", help="make or complete a virtual environment")
+    env.add_argument("venv", type=Path)
+    env.add_argument("extras", nargs="*", help="test, lint, plot")
+    env.add_argument("--torch", default="", help="what to ask pip for; default $TORCH, or a choice")
+    env.add_argument("--no-nvcc", action="store_true", help="do not look for nvcc")
+    commands.add_parser("nvcc", help="find nvcc, or install it from PyPI into this Python")
+    programs = commands.add_parser("native", help="build and run the C++ programs of tests/native")
+    programs.add_argument("names", nargs="*", default=list(native.SANITIZERS))
+    arguments = parser.parse_args()
+    try:
+        if arguments.command == "env":
+            torch = arguments.torch or environment.default_torch()
+            environment.make(arguments.venv, arguments.extras, torch, not arguments.no_nvcc)
+        elif arguments.command == "nvcc":
+            cuda_toolkit.install()
+        else:
+            return run_native(arguments.names)
+    except settings.BuildError as error:
+        print(f"build_tools: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run_native(names: list[str]) -> int:
+    """Builds and runs the programs named; 1 when one of them failed."""
+    plan = library.make_plan(settings.read())
+    failed = []
+    with library.lock(plan):
+        library.write(plan)
+        for name in names:
+            done = native.run(plan, name)
+            print(f"--- {name}: {'ok' if done.returncode == 0 else 'FAILED'}\n{done.stdout}", end="")
+            failed += [name] if done.returncode else []
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
