@@ -22,7 +22,8 @@ PY ?= $(VENV)/bin/python
 ARGS ?=
 
 ifeq ($(PY),$(VENV)/bin/python)
-environment = @$(PYTHON) -m build_tools env $(VENV)
+recent = import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")
+environment = @$(PYTHON) -c '$(recent)' && $(PYTHON) -m build_tools env $(VENV)
 CLANG_FORMAT ?= $(VENV)/bin/clang-format
 else
 environment = @:

@@ -41,14 +41,14 @@ ABI3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 def unplaced():
     """Compiler flags that keep this machine's directories out of the module and its messages."""
-    places = {sys.base_prefix: "python", sys.prefix: "python", str(Path(torch.__file__).parent): "torch"}
-    places[str(plan.root)] = ""
-    return [f"-ffile-prefix-map={place}/={name and name + '/'}" for place, name in places.items()]
+    places = {sys.base_prefix: "python/", sys.prefix: "python/"}
+    places |= {str(Path(torch.__file__).parent): "torch/", str(plan.root): ""}
+    return [f"-ffile-prefix-map={place}/={name}" for place, name in places.items()]
 
 
 @contextmanager
 def quiet():
-    """Holds back what compilers print (torch's builder has them say every flag) unless they fail."""
+    """Holds back what is printed, since torch's builder prints every flag; shows it on failure."""
     sys.stdout.flush()
     terminal = os.dup(1)
     with tempfile.TemporaryFile() as held:

@@ -44,7 +44,8 @@ def run_native(names: list[str]) -> int:
         library.write(plan)
         for name in names:
             done = native.run(plan, name)
-            print(f"--- {name}: {'ok' if done.returncode == 0 else 'FAILED'}\n{done.stdout}", end="")
+            verdict = "FAILED" if done.returncode else "ok"
+            print(f"--- {name}: {verdict}\n{done.stdout}", end="", flush=True)
             failed += [name] if done.returncode else []
     return 1 if failed else 0
 

@@ -104,7 +104,7 @@ def parse_directive(text: str, where: str) -> tuple[Arch, ...]:
     for word in text.replace(",", " ").split():
         match = _DIRECTIVE.fullmatch(word)
         if not match:
-            raise BuildError(f"{where}: '// arch: {text.strip()}': {word!r} is not of the form sm_90a")
+            raise BuildError(f"{where}: '// arch:' has {word!r}, which is not of the form sm_90a")
         archs.append(Arch(int(match[1]), match[2]))
     if not archs:
         raise BuildError(f"{where}: '// arch:' names no architecture")

@@ -36,7 +36,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Compiler:
     wanted = environ.get("CXX", "").strip() or "g++"
     path = shutil.which(wanted, path=environ.get("PATH"))
     if path is None:
-        raise BuildError(f"no C++ compiler: {wanted!r} was not found; on Debian: apt-get install g++")
+        raise BuildError(f"no C++ compiler: there is no {wanted!r}; on Debian: apt-get install g++")
     # Its own words would be translated where the locale is not English.
     text = subprocess.run(
         [path, "--version"], capture_output=True, text=True, env={**environ, "LC_ALL": "C"}

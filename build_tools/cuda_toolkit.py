@@ -1,9 +1,9 @@
 """Finding a CUDA toolkit: nvcc, the headers beside it and the static runtime.
 
-The places, in order: ``$CUDA_HOME``, ``$CUDA_PATH``, ``nvcc`` on the PATH, ``/usr/local/cuda*``, and
-NVIDIA's PyPI wheels in the site-packages of the running Python (``nvidia/cu13/bin/nvcc``). An nvcc is
-asked itself where its toolkit is, since on the PATH it may be a link or a script that calls the
-real one elsewhere.
+The places, in order: ``$CUDA_HOME``, ``$CUDA_PATH``, ``nvcc`` on the PATH, ``/usr/local/cuda*``,
+and NVIDIA's PyPI wheels in the site-packages of the running Python (``nvidia/cu13/bin/nvcc``). An
+nvcc is asked itself where its toolkit is, since on the PATH it may be a link or a script that calls
+the real one elsewhere.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Search:
     def why_not(self) -> str:
         """One sentence, for the case that no toolkit was found."""
         if not self.rejected:
-            return "no nvcc in $CUDA_HOME, on the PATH, in /usr/local/cuda* or among Python's packages"
+            return "no nvcc in $CUDA_HOME, the PATH, /usr/local/cuda* or Python's packages"
         return "no usable nvcc: " + "; ".join(self.rejected)
 
 

@@ -1,4 +1,4 @@
-"""The virtual environment that the Makefile works in: made once, and again only when its list changes.
+"""The virtual environment that the Makefile works in: completed only when its lists change.
 
 Runs in any Python from 3.10 on with nothing installed.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .settings import ROOT, BuildError
 
-# Without a GPU a pinned torch, so that everybody tests the same; the CPU build, where pip can choose.
+# Without a GPU a pinned torch, so that everybody tests the same.
 CPU_TORCH = "torch==2.13.0"
 GPU_TORCH = "torch"
 
@@ -50,10 +50,8 @@ def make(venv: Path, extras: Sequence[str], torch: str, toolkit: bool = True) ->
         The environment's Python.
 
     Raises:
-        BuildError: This Python is too old or has no venv module, or pip failed.
+        BuildError: This Python has no venv module, or pip failed.
     """
-    if sys.version_info < (3, 10):
-        raise BuildError(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
     python = venv / "bin" / "python"
     if not works(python):
         say(f"making {venv} with Python {sys.version.split()[0]}")
@@ -112,7 +110,7 @@ def _stamp(venv: Path, label: str) -> Path:
 
 
 def _install(venv: Path, label: str, packages: Sequence[str]) -> None:
-    """pip installs a list, unless the environment has had that very list already."""
+    """Installs a list by pip, unless the environment has had that very list already."""
     stamp, text = _stamp(venv, label.split("=")[0].split(" -")[0]), json.dumps(list(packages))
     if stamp.exists() and stamp.read_text(encoding="utf-8") == text:
         return

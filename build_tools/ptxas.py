@@ -166,9 +166,7 @@ def table(
             limit = LIMITS[max(known for known in LIMITS if known <= f.sm)].threads
             row = (stem, f.arch, f.short_name, f.registers, f.smem, f.local_memory, threads, blocks)
             rows.append((*map(str, row), f"{100 * blocks * threads / limit:.0f} %"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join(f"{{:{'<' if i < 3 else '>'}{width}}}" for i, width in enumerate(widths))
+    lines = [form.format(*row) for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -41,7 +41,7 @@ class Sources:
 
     Attributes:
         stages: Both flavours.
-        probes: csrc/xgemm/host/\\*.cu: the host flavour alone.
+        probes: The host flavour alone: the .cu files of csrc/xgemm/host.
         cpp: g++.
         cuda: nvcc, in builds with CUDA.
     """
