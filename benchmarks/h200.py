@@ -14,11 +14,7 @@ refuses to compare. Exit code 1 when a bit is wrong, 0 also when a mark is misse
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import marks
+import provenance
 import torch
 
 import xgemm_torch
@@ -41,40 +38,6 @@ ROUNDS, SLOW_ROUNDS = 9, 2
 CHAIN_ROWS = 4
 
 
-def commit() -> str:
-    """Name the commit of the work tree, with a + where files differ from it."""
-    here = Path(__file__).resolve().parent
-    try:
-        name = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=here, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("XGEMM_COMMIT", "unknown")
-    return name + ("+" if changed else "")
-
-
-def facts() -> dict[str, Any]:
-    """Say where and how this run was made."""
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([sys.executable, *sys.argv]),
-        "commit": commit(),
-        "gpu": torch.cuda.get_device_name(),
-        "sm": "{}.{}".format(*torch.cuda.get_device_capability()),
-        "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count,
-        "driver": timing.driver(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "fp32_precision": environment.fp32_state(),
-        "build": json.loads(xgemm_torch._C.build_info()),
-        "marks": {"cublas": marks.CUBLAS, "stages": marks.MARKS},
-    }
-
-
 def too_slow(stage: str, size: int) -> bool:
     """Say whether a stage sits out the largest size: far below cuBLAS, and no mark to reach."""
     slowest = min(marks.MARKS.get(stage, {4096: marks.CUBLAS[4096]}).values())
@@ -85,14 +48,15 @@ def too_slow(stage: str, size: int) -> bool:
     )
 
 
-def check(stages: list[str], size: int, layout: str) -> dict[str, Any]:
+def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> dict[str, Any]:
     """Compare the stages' bits with each other, with float64, and with the chain on the CPU."""
     trans_a, trans_b = timing.LAYOUTS[layout]
-    a, b = timing.operands(size, size, size, layout, seed=size, rotate=False)[0]
+    a, b = timing.operands(size, size, size, layout, device=device, seed=size, rotate=False)[0]
     first, verdict = None, {"wrong": []}
     for name in stages:
-        # A result that a kernel left unwritten must not pass for a neighbour's old one.
-        torch.full((size, size), float("nan"), device="cuda")
+        # The allocator gives this block to the result: what a kernel leaves unwritten is then NaN,
+        # not what the stage before it wrote there.
+        torch.full((size, size), float("nan"), device=device)
         result = timing.stage_call(name, layout)(a, b)
         if first is None:
             first = result
@@ -148,7 +112,11 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[int, str, list[str]]]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Check and time all cases; returns what --out gets."""
-    record: dict[str, Any] = {**facts(), "cases": []}
+    record: dict[str, Any] = {
+        **provenance.facts(),
+        "marks": {"cublas": marks.CUBLAS, "stages": marks.MARKS},
+        "cases": [],
+    }
     began = time.monotonic()
     with timing.Clocks() as clocks:
         timing.heat(options.heat)
@@ -224,7 +192,7 @@ def verdicts(record: dict[str, Any]) -> list[str]:
             f"SM clock {min(clocks):.0f} to {max(clocks):.0f} MHz, up to {max(watts):.0f} W"
         )
     lines.append(
-        f"{record['gpu']}, torch {record['torch']}, {record['date']}, commit "
+        f"{record['device']}, torch {record['torch']}, {record['date']}, commit "
         f"{record['commit'][:12]}, {record['seconds']:.0f} s"
     )
     return lines

@@ -98,7 +98,7 @@ def summary(device: str) -> dict[str, Any]:
     """Say what results on ``device`` depend on, as JSON values."""
     return {
         "device": device_name(device),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "torch_cuda": torch.version.cuda,
         "python": platform.python_version(),
         "xgemm_torch": package_version(),

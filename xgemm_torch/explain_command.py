@@ -77,16 +77,19 @@ def run(options: argparse.Namespace) -> int:
         f"sm_{sm} with {sm_count} multiprocessors",
         title_justify="left",
     )
-    for heading in ("", "kernel", "legal", "tile", "waves", "predicted", "why"):
+    rows = answer["candidates"]
+    reasons = any(row["why"] for row in rows)
+    headings = ["", "kernel", "legal", "tile", "waves", "predicted", *["why"] * reasons]
+    for heading in headings:
         table.add_column(heading, justify="right" if heading in ("waves", "predicted") else "left")
-    for row in answer["candidates"]:
+    for row in rows:
         chosen = row["kernel"] == answer["kernel"]
         legal = row["legal"]
         table.add_row(
             "→" if chosen else "", row["kernel"], "yes" if legal else "no", _tile(row.get("tile")),
             f"{row['waves']:.2f}" if legal else "-",
             f"{row['predicted_us']:.1f} us" if legal and row["predicted_us"] > 0 else "-",
-            row["why"], style="bold" if chosen else "" if legal else "dim",
+            *[row["why"]] * reasons, style="bold" if chosen else "" if legal else "dim",
         )  # fmt: skip
     out = console()
     out.print(table)

@@ -34,6 +34,12 @@ def _compiled() -> tuple[Any, str | None]:
         return None, str(error)
 
 
+def runs_on(row: dict[str, Any], sm: int) -> bool:
+    """Say whether a stage, as the compiled module describes it, runs on ``sm`` (as in 90)."""
+    newest = row.get("max_sm", 0) or sm
+    return row["cuda"] and row["min_sm"] <= sm <= newest
+
+
 def _gpus(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not torch.cuda.is_available():
         return []
@@ -48,7 +54,7 @@ def _gpus(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "sm": sm,
                 "multiprocessors": gpu.multi_processor_count,
                 "memory_gib": round(gpu.total_memory / 2**30, 1),
-                "stages": [row["name"] for row in stages if row["cuda"] and row["min_sm"] <= sm],
+                "stages": [row["name"] for row in stages if runs_on(row, sm)],
             }
         )
     return rows
@@ -62,7 +68,7 @@ def collect() -> dict[str, Any]:
         "xgemm_torch": environment.package_version(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "torch_cuda": torch.version.cuda,
         "compiled_module": getattr(module, "__file__", None),
         "load_error": error,

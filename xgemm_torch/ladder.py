@@ -35,7 +35,8 @@ def _tiles(stage: Stage) -> list[str]:
 def _row(stage: Stage) -> dict[str, Any]:
     return {
         "name": stage.name, "rung": stage.rung, "idea": stage.idea, "source": stage.source,
-        "min_sm": stage.min_sm, "cuda": stage.cuda, "tiles": _tiles(stage),
+        "min_sm": stage.min_sm, "max_sm": getattr(stage, "max_sm", 0), "cuda": stage.cuda,
+        "tiles": _tiles(stage),
         "tflops": None, "share": None, "check": None, "note": None,
     }  # fmt: skip
 
@@ -48,11 +49,10 @@ def measure(size: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     major, minor = torch.cuda.get_device_capability(0)
     sm = 10 * major + minor
     rows = [_row(stage) for stage in stages()]
-    able = [row for row in rows if row["cuda"] and row["min_sm"] <= sm]
+    able = [row for row in rows if info.runs_on(row, sm)]
     for row in rows:
         if row not in able:
-            needs = f"needs sm_{row['min_sm']}" if row["cuda"] else "no CUDA kernel in this build"
-            row["note"] = needs
+            row["note"] = f"needs {_needs(row)}" if row["cuda"] else "no CUDA kernel in this build"
     sets = timing.operands(size, size, size, "NN")
     contenders = {"torch.mm": timing.torch_mm("NN")}
     contenders |= {row["name"]: timing.stage_call(row["name"], "NN") for row in able}
@@ -88,6 +88,8 @@ def collect(size: int = SIZE) -> dict[str, Any]:
 
 
 def _needs(row: dict[str, Any]) -> str:
+    if row["max_sm"]:
+        return f"sm_{row['min_sm']} to sm_{row['max_sm']}"
     return f"sm_{row['min_sm']}" if row["min_sm"] else "any GPU"
 
 

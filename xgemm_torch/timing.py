@@ -71,6 +71,7 @@ class Turn:
     """One contender: a graph of ``calls`` products over rotating operands, or plain calls."""
 
     def __init__(self, call: Call, sets: list[tuple[Tensor, Tensor]], sample_ms: float) -> None:
+        """Time one call, and capture as many as take ``sample_ms``."""
         self._call, self._sets = call, sets
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         call(*sets[0])
@@ -141,6 +142,7 @@ class Clocks:
     FIELDS = ("sm_mhz", "power_w", "temperature_c")
 
     def __init__(self, index: int = 0) -> None:
+        """Watch the GPU with this index; nothing starts before ``with``."""
         self.index, self.source = index, None
         self._rows: list[tuple[float, float, float]] = []
         self._since = 0
@@ -149,6 +151,7 @@ class Clocks:
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Clocks:
+        """Start recording."""
         reader = self._pynvml() or self._nvidia_smi()
         if reader is not None:
             self._thread = threading.Thread(target=reader, daemon=True)
@@ -156,6 +159,7 @@ class Clocks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop recording; the rows stay."""
         self._stop.set()
         if self._process is not None:
             self._process.terminate()

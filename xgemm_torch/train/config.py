@@ -48,6 +48,7 @@ class Config:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
+        """Refuse settings that cannot be trained with."""
         if self.size not in SHAPES:
             raise ValueError(f"train: no size {self.size!r}; there are: {', '.join(SHAPES)}")
         if self.device not in ("cpu", "cuda"):

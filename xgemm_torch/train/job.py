@@ -42,6 +42,7 @@ class Job:
     def __init__(
         self, config: Config, folder: Path, *, checkpoint_every: int, plot: bool, console: Console
     ) -> None:
+        """Read the text; the folder is not touched before ``start`` or ``resume``."""
         self.config, self.folder, self.console = config, folder, console
         self.checkpoint_every, self.plot = checkpoint_every, plot
         self.corpus: Corpus = load()

@@ -24,6 +24,7 @@ class StepClock:
     """Times of steps in milliseconds: events on a GPU, so that nothing waits; a clock on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
+        """Measure steps on ``device``."""
         self.cuda = device.type == "cuda"
         self._open: list[tuple[Any, Any]] = []
 
@@ -55,6 +56,7 @@ class Trainer:
     def __init__(
         self, config: Config, corpus: Corpus, prepare: Callable[[nn.Module], Iterable[Any]]
     ) -> None:
+        """Make the model from the seed; ``prepare`` may change it before the optimizer is made."""
         self.config = config
         self.device = torch.device(config.device)
         self.model = GPT(config.shape, config.dropout).initialize(config.seed).to(self.device)

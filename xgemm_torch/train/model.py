@@ -44,6 +44,7 @@ class Attention(nn.Module):
     """Causal self-attention; ``x`` and the result are (batch, time, width)."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
+        """Make the two layers: queries, keys and values together, and the way out."""
         super().__init__()
         self.heads, self.dropout = shape.heads, dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
@@ -62,6 +63,7 @@ class MLP(nn.Module):
     """Two layers with a GELU between, four times as wide inside."""
 
     def __init__(self, shape: Shape) -> None:
+        """Make the two layers."""
         super().__init__()
         self.up = nn.Linear(shape.width, 4 * shape.width)
         self.down = nn.Linear(4 * shape.width, shape.width)
@@ -75,6 +77,7 @@ class Block(nn.Module):
     """Attention and MLP, each behind a LayerNorm and beside a residual path."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
+        """Make both halves."""
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(shape.width), Attention(shape, dropout)
         self.norm2, self.mlp = nn.LayerNorm(shape.width), MLP(shape)
@@ -90,6 +93,7 @@ class GPT(nn.Module):
     """Token ids (batch, time) to logits (batch, time, vocab)."""
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+        """Make the model with torch's initial weights; ``initialize`` gives it GPT-2's."""
         super().__init__()
         self.shape = shape
         self.tokens = nn.Embedding(shape.vocab, shape.width)

@@ -25,8 +25,8 @@ def tokens_per_second(config: Config, step_ms: Sequence[float | None]) -> str:
 
 
 def printable(text: bytes) -> str:
-    """Decode a sample for a terminal: anything that is not text becomes a replacement mark."""
-    decoded = text.decode("utf-8", "replace")
+    """Decode a sample for a terminal: tabs become four spaces, what is not text a mark."""
+    decoded = text.decode("utf-8", "replace").expandtabs(4)
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in decoded)
 
 

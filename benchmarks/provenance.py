@@ -1,0 +1,61 @@
+"""Where and how a measurement was made: what every result has to carry."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import xgemm_torch
+from xgemm_torch import environment, timing
+
+
+def commit() -> str:
+    """Name the commit of the work tree, with a + where files differ from it.
+
+    Where the tree is no git checkout, the variable XGEMM_COMMIT may name it; else "unknown".
+    """
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        answer = subprocess.run(
+            ["git", *arguments], cwd=here, capture_output=True, text=True, check=True
+        )
+        return answer.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("XGEMM_COMMIT", "unknown")
+
+
+def facts() -> dict[str, Any]:
+    """Say where and how this process measures, as JSON values."""
+    here: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join([sys.executable, *sys.argv]),
+        "commit": commit(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "fp32_precision": environment.fp32_state(),
+        "build": json.loads(xgemm_torch._C.build_info()),
+    }
+    if torch.cuda.is_available():
+        chip = torch.cuda.get_device_properties(0)
+        here |= {
+            "device": chip.name,
+            "sm": f"{chip.major}.{chip.minor}",
+            "multiprocessors": chip.multi_processor_count,
+            "driver": timing.driver(),
+        }
+    else:
+        here["device"] = environment.device_name("cpu")
+    return here

@@ -1,0 +1,279 @@
+"""The benchmark suite: its shapes, its marks, what it records, and that it notices wrong bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import xgemm_torch
+from xgemm_torch import environment, timing
+
+ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
+FOLDER = ROOT / "benchmarks"
+NAMES = [stage.name for stage in xgemm_torch.stages()]
+
+
+@pytest.fixture(autouse=True)
+def folder_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+# Shapes and marks
+
+
+def test_suite_has_every_problem_once():
+    import shapes
+
+    problems = list(shapes.suite())
+    assert len(problems) == 17 * 4 + 10 * 6 * 3 + 6
+    assert len({problem.label for problem in problems}) == len(problems)
+    assert all(min(p.m, p.n, p.k) > 0 and p.layout in timing.LAYOUTS for p in problems)
+
+
+def test_a_layers_three_products_do_the_same_work():
+    import shapes
+
+    products = list(shapes.linear_products())
+    for forward, grad_x, grad_w in zip(*[iter(products)] * 3, strict=True):
+        rows, outside, inside = forward.m, forward.n, forward.k
+        assert (grad_x.m, grad_x.n, grad_x.k) == (rows, inside, outside)
+        assert (grad_w.m, grad_w.n, grad_w.k) == (outside, inside, rows)
+        assert [p.layout for p in (forward, grad_x, grad_w)] == ["NT", "NN", "TN"]
+
+
+def test_bytes_of_a_problem():
+    import shapes
+
+    assert shapes.Problem("x", 2, 3, 5).bytes == 4 * (10 + 15 + 6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stage_has_its_mark_or_is_known_to_have_none(name):
+    import marks
+
+    without = {"thread_tile_dot", "thread_tile_outer"}
+    assert (name in marks.MARKS) != (name in without)
+
+
+def test_share_of_a_mark():
+    import marks
+
+    assert marks.share("vec4_128x128", 4096) == pytest.approx(36.5 / 51.5)
+    assert marks.share("vec4_128x128", 1024) is None
+    assert marks.share("naive", 8192) is None
+    assert marks.share("nope", 4096) is None
+
+
+# Operands, calls, errors
+
+
+@pytest.mark.parametrize("layout", list(timing.LAYOUTS))
+def test_operands_and_calls_of_a_layout(layout):
+    sets = timing.operands(5, 6, 7, layout, device="cpu", rotate=False)
+    a, b = sets[0]
+    trans_a, trans_b = timing.LAYOUTS[layout]
+    assert a.shape == ((7, 5) if trans_a else (5, 7))
+    assert b.shape == ((6, 7) if trans_b else (7, 6))
+    wanted = (a.T if trans_a else a) @ (b.T if trans_b else b)
+    torch.testing.assert_close(timing.torch_mm(layout)(a, b), wanted)
+    torch.testing.assert_close(timing.stage_call("sgemm", layout)(a, b), wanted)
+
+
+def test_rotating_operands_exceed_a_cache_and_differ():
+    sets = timing.operands(1024, 1024, 1024, "NN", device="cpu")
+    size = sum(4 * (a.numel() + b.numel()) for a, b in sets)
+    assert len(sets) >= 2 and size >= timing.ROTATION_BYTES
+    assert not torch.equal(sets[0][0], sets[1][0])
+
+
+@pytest.mark.parametrize("layout", list(timing.LAYOUTS))
+def test_error_against_float64(layout):
+    a, b = timing.operands(33, 17, 65, layout, device="cpu", rotate=False)[0]
+    result = xgemm_torch.sgemm(
+        a, b, trans_a=timing.LAYOUTS[layout][0], trans_b=timing.LAYOUTS[layout][1],
+        precision="ieee",
+    )  # fmt: skip
+    error = timing.float64_error(result, a, b, layout)
+    assert 0 < error["error_u"] <= error["allowed_u"] < 66
+    result[3, 4] += 1e-3
+    error = timing.float64_error(result, a, b, layout)
+    assert error["error_u"] > error["allowed_u"]
+    result[3, 4] = float("nan")
+    error = timing.float64_error(result, a, b, layout)
+    assert not error["error_u"] <= error["allowed_u"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_clocks_without_a_gpu_are_empty():
+    with timing.Clocks() as clocks:
+        pass
+    assert clocks.summary() == {}
+
+
+def test_clocks_summary_is_of_the_stretch_since_the_mark():
+    clocks = timing.Clocks()
+    clocks._rows = [(100.0, 1.0, 30.0)] * 5
+    clocks.mark()
+    clocks._rows += [(float(mhz), 2.0, 40.0) for mhz in range(1000, 1101)]
+    spread = clocks.summary()["sm_mhz"]
+    assert spread == {"p5": 1005.0, "p50": 1050.0, "p95": 1095.0, "max": 1100.0}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_turns_on_a_gpu():
+    sets = timing.operands(256, 256, 256, "NN")
+    contenders = {"torch.mm": timing.torch_mm("NN"), "sgemm": timing.stage_call("sgemm", "NN")}
+    samples = timing.interleaved(contenders, sets, rounds={"torch.mm": 3, "sgemm": 2})
+    assert [len(times) for times in samples.values()] == [3, 2]
+    assert all(0 < t < 0.1 for times in samples.values() for t in times)
+
+
+# h200.py
+
+
+def test_h200_needs_a_gpu(monkeypatch, capsys):
+    import h200
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert h200.main([]) == 2
+    assert "no CUDA GPU" in capsys.readouterr().err
+
+
+def test_h200_refuses_a_coarser_yardstick(monkeypatch, capsys):
+    import h200
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(environment, "strict_reference", lambda: "cuda.matmul is 'tf32'")
+    assert h200.main([]) == 2
+    assert "cuda.matmul is 'tf32'" in capsys.readouterr().err
+
+
+def test_h200_cases_leave_out_only_what_is_slow_and_has_no_mark():
+    import h200
+
+    cases = list(h200.cases(h200.parse([])))
+    assert len(cases) == 16
+    for size, _, names in cases:
+        assert names == [n for n in NAMES if size < 8192 or n != "naive"]
+    for size, _, names in h200.cases(h200.parse(["--full"])):
+        assert names == NAMES, size
+
+
+@pytest.mark.parametrize("layout", list(timing.LAYOUTS))
+def test_h200_check_finds_all_stages_equal(layout):
+    import h200
+
+    verdict = h200.check(NAMES, 24, layout, device="cpu")
+    assert verdict["wrong"] == [] and verdict["bits_equal"] and verdict["chain_on_cpu"]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_h200_check_notices_one_wrong_bit(victim, monkeypatch):
+    import h200
+
+    real = timing.stage_call
+
+    def broken(name, layout):
+        def call(a, b):
+            result = real(name, layout)(a, b)
+            if name == NAMES[victim]:
+                result[0, 1] = torch.nextafter(result[0, 1], torch.tensor(9e9))
+            return result
+
+        return call
+
+    monkeypatch.setattr(timing, "stage_call", broken)
+    verdict = h200.check(NAMES[:3], 20, "NN", device="cpu")
+    assert not verdict["bits_equal"]
+    if victim:
+        assert verdict["wrong"] == [f"{NAMES[victim]}: not the bits of {NAMES[0]}"]
+    else:
+        assert verdict["wrong"][0] == f"{NAMES[0]}: not the bits of the CPU's chain"
+        assert len(verdict["wrong"]) == 3
+
+
+def record(share):
+    """What a run on a GPU leaves behind, made up."""
+    spread = {"p5": 1900.0, "p50": 1950.0, "p95": 1980.0, "max": 1980.0}
+    cases = []
+    for size in (1024, 4096):
+        for layout in ("NN", "NT"):
+            times = {
+                "torch.mm": {"tflops": 50.0, "share": 1.0},
+                "vec4_128x128": {"tflops": 50.0 * share, "share": share},
+            }
+            if size == 1024:
+                times["naive"] = {"tflops": 0.5, "share": 0.01}
+            check = {"wrong": [], "error_u": 5.5}
+            clocks = {"sm_mhz": spread, "power_w": {**spread, "max": 500.0}}
+            cases.append(
+                {"size": size, "layout": layout, "times": times, "check": check, "clocks": clocks}
+            )
+    return {
+        "cases": cases, "device": "a GPU", "torch": "2.x", "date": "today", "commit": "abc",
+        "seconds": 9.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("share", "word"), [(0.71, "reached"), (0.70, "MISSED")])
+def test_h200_table_and_verdicts(share, word):
+    import h200
+
+    text = h200.table(record(share))
+    assert f"vec4_128x128       {100 * share:.0f}" in text
+    assert f"wanted 70.9%: {word}" in text
+    assert text.count("mark ") == 1
+    assert "bits: equal among stages" in text
+    assert "SM clock 1950 to 1950 MHz, up to 500 W" in text
+    naive = next(line for line in text.splitlines() if line.startswith("naive"))
+    assert naive.split("|")[1].split() == ["-", "-"]
+
+
+def test_h200_verdict_of_wrong_bits():
+    import h200
+
+    made_up = record(0.8)
+    made_up["cases"][1]["check"]["wrong"] = ["naive: not the bits of coalesced"]
+    assert "bits: WRONG in 1 places: naive" in h200.table(made_up)
+    for case in made_up["cases"]:
+        del case["check"]
+    assert "bits: not checked" in h200.table(made_up)
+
+
+# The pytest-benchmark suite
+
+
+def test_the_suite_runs_and_records_what_a_figure_needs(tmp_path):
+    pytest.importorskip("pytest_benchmark")
+    path = tmp_path / "bench.json"
+    on_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", str(FOLDER), "-q", "-p", "no:cacheprovider",
+         f"--benchmark-json={path}", "-k", "256 or naive or ops.sgemm"],
+        capture_output=True, text=True, timeout=300, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": on_path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["name"]: row for row in json.loads(path.read_text())["benchmarks"]}
+    for row in rows.values():
+        info = row["extra_info"]
+        assert {"commit", "device", "torch", "timer", "clocks", "fp32_precision"} <= set(info)
+        assert row["stats"]["median"] > 0
+    products = [row["extra_info"] for row in rows.values() if "tflops" in row["extra_info"]]
+    assert products
+    for info in products:
+        assert info["ratio"] > 0 and info["torch_mm_tflops"] > 0
+        assert 0 < info["error_u"] <= info["allowed_u"]
+        assert info["cache"].startswith(("cold", "hot"))
+    if not torch.cuda.is_available():
+        info = rows["bench_stage_on_host[naive]"]["extra_info"]
+        assert "no performance" in info["note"]
+        assert "tflops" not in info and "ratio" not in info
+        assert "are no performance" in done.stdout

@@ -1,0 +1,262 @@
+"""The command line: info, ladder, explain, and what it says to wrong arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import xgemm_torch
+from xgemm_torch import environment, explain_command, info, ladder, ops
+from xgemm_torch.__main__ import main
+
+NAMES = [stage.name for stage in xgemm_torch.stages()]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+NO_GPU = not torch.cuda.is_available()
+
+
+def python(code, *, tail=()):
+    """Run code, or ``-m`` arguments, in a process of its own; gives the finished process."""
+    root = str(Path(xgemm_torch.__file__).parents[1])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    arguments = [sys.executable, "-c", code] if code else [sys.executable, *tail]
+    variables = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        arguments, capture_output=True, text=True, timeout=60, env=variables
+    )
+
+
+# The entry
+
+
+def test_info_in_a_process_of_its_own():
+    done = python(None, tail=["-m", "xgemm_torch", "info", "--json"])
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["torch"] == str(torch.__version__)
+    assert facts["stages"] == NAMES
+    assert facts["load_error"] is None
+
+
+def test_import_and_the_entry_stay_light():
+    done = python(
+        "import sys, torch\n"
+        "before = set(sys.modules)  # torch brings some of these itself where they are installed\n"
+        "import xgemm_torch, xgemm_torch.__main__\n"
+        "new = set(sys.modules) - before\n"
+        "heavy = new & {'matplotlib', 'rich', 'tqdm', 'pynvml'}\n"
+        "assert not heavy, heavy\n"
+        "assert not torch.cuda.is_initialized()\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nonsense"], ["explain", "1", "2"], ["explain", "1", "2", "x"],
+                  ["train", "--size", "huge"], ["train", "--kernel", "nope"]],
+)  # fmt: skip
+def test_wrong_arguments_exit_with_2_and_a_usage_line(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "usage: python -m xgemm_torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "info", "ladder", "explain"])
+def test_help_of_every_command(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: python -m xgemm_torch {command}" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgemm_torch.train.command", None)
+    assert main(["train"]) == 2
+    assert "pip install" in capsys.readouterr().err
+
+
+# info
+
+
+def test_info_as_text(capsys):
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    for word in ("torch", "build", "fp32_precision", NAMES[0], NAMES[-1]):
+        assert word in text
+
+
+def test_info_lists_what_each_gpu_can_run():
+    facts = info.collect()
+    assert len(facts["gpus"]) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    for gpu in facts["gpus"]:
+        assert set(gpu["stages"]) <= set(NAMES)
+
+
+def test_self_test_runs_every_stage_on_every_device(capsys):
+    assert main(["info", "--self-test", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["self_test"]
+    assert [(row["device"], row["stage"]) for row in rows] == [
+        (device, name) for device in DEVICES for name in NAMES
+    ]
+    assert all(row["ok"] for row in rows)
+
+
+@pytest.mark.parametrize("fault", ["one number", "an exception"])
+def test_self_test_notices_a_wrong_stage(fault, capsys, monkeypatch):
+    real, victim = ops.sgemm, NAMES[1]
+
+    def broken(*args, **options):
+        result = real(*args, **options)
+        if options.get("kernel") == victim:
+            if fault == "an exception":
+                raise RuntimeError("xgemm simt: race on shared memory\nmore")
+            result[3, 5] = torch.nextafter(result[3, 5], torch.tensor(1e9, device=result.device))
+        return result
+
+    monkeypatch.setattr(ops, "sgemm", broken)
+    assert main(["info", "--self-test"]) == 1
+    text = capsys.readouterr().out
+    assert text.count("FAIL") == len(DEVICES) + 1
+    wanted = "race on shared memory" if fault == "an exception" else "not the bits of the strict"
+    assert wanted in text
+
+
+def test_info_shows_why_the_module_does_not_load(capsys, monkeypatch):
+    monkeypatch.setattr(info, "_compiled", lambda: (None, "undefined symbol: aoti_torch_x"))
+    assert main(["info", "--self-test"]) == 1
+    assert "undefined symbol: aoti_torch_x" in capsys.readouterr().out
+
+
+def test_knobs_are_shown(capsys, monkeypatch):
+    monkeypatch.setenv("XGEMM_STAGES", "naive")
+    assert main(["info"]) == 0
+    assert "XGEMM_STAGES=naive" in capsys.readouterr().out
+
+
+def test_precision_state_is_read_and_never_throws():
+    state = environment.fp32_state()
+    assert "cuda.matmul" in state and not any("unreadable" in value for value in state.values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "cuda.matmul is 'tf32'"),
+        ("torch.backends.fp32_precision = 'tf32'", "all is 'tf32'"),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", "'tf32'"),
+        ("torch.set_float32_matmul_precision('high')", "'tf32'"),
+    ],
+)
+def test_tf32_is_noticed_and_left_alone(setting, named):
+    done = python(
+        f"import torch\n{setting}\n"
+        "import xgemm_torch\nfrom xgemm_torch import environment\n"
+        "before = environment.fp32_state()\n"
+        "print(environment.tf32_warnings(), environment.strict_reference())\n"
+        "assert environment.strict_reference() is not None\n"
+        "assert environment.fp32_state() == before\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert named in done.stdout
+
+
+def test_without_tf32_there_is_no_warning(monkeypatch):
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    assert environment.tf32_warnings() == [] and environment.strict_reference() is None
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert "NVIDIA_TF32_OVERRIDE" in environment.strict_reference()
+
+
+# ladder
+
+
+@pytest.mark.skipif(not NO_GPU, reason="with a GPU the ladder shows speed")
+def test_ladder_without_a_gpu_checks_and_shows_no_speed(tmp_path, capsys):
+    picture = tmp_path / "ladder.png"
+    assert main(["ladder", "--json", "--png", str(picture)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in facts["stages"]] == NAMES
+    assert all(row["check"] is True and row["tflops"] is None for row in facts["stages"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(NO_GPU, reason="no GPU")
+def test_ladder_on_a_gpu_shows_speed(tmp_path, capsys):
+    assert main(["ladder", "--json", "--size", "512", "--png", str(tmp_path / "l.png")]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert all(row["tflops"] > 0 for row in facts["stages"] if row["cuda"])
+
+
+@pytest.mark.skipif(not NO_GPU, reason="with a GPU the ladder shows speed")
+def test_ladder_says_what_its_check_is_worth(capsys, monkeypatch):
+    rows = [
+        {"stage": name, "device": "cpu", "ok": name != NAMES[2], "detail": "some detail"}
+        for name in NAMES
+    ]
+    monkeypatch.setattr(info, "self_test", lambda: rows)
+    assert main(["ladder"]) == 1
+    text = capsys.readouterr().out
+    assert "not how fast it is" in " ".join(text.split())
+    assert text.count("bits right") == len(NAMES) - 1
+
+
+def test_ladder_of_a_gpu_as_a_picture(tmp_path):
+    from xgemm_torch import plotting
+
+    rows = [ladder._row(stage) for stage in xgemm_torch.stages()]
+    for number, row in enumerate(rows):
+        row["tflops"], row["share"] = 5.0 * number, number / 10
+    rows[-1] |= {"tflops": None, "share": None, "note": "needs sm_90"}
+    facts = {"gpu": True, "torch_mm_tflops": 51.5, "size": 4096, "device": "x", "stages": rows}
+    plotting.ladder(facts, tmp_path / "l.png")
+    assert (tmp_path / "l.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ladder_of_a_wrong_size(capsys):
+    assert main(["ladder", "--size", "0"]) == 2
+    assert "size must be at least 1" in capsys.readouterr().err
+
+
+# explain
+
+
+def test_explain_as_table(capsys):
+    assert main(["explain", "4096", "1024", "768", "--trans-b", "--sm", "90"]) == 0
+    text = capsys.readouterr().out
+    assert "4096 x 1024 x 768, NT" in text and "sm_90" in text
+    assert all(name in text for name in NAMES)
+
+
+def test_explain_as_json(capsys):
+    arguments = ["explain", "512", "512", "512", "--json", "--sm", "90", "--sm-count", "132"]
+    assert main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {row["kernel"] for row in answer["candidates"]} == set(NAMES)
+    chosen = next(row for row in answer["candidates"] if row["kernel"] == answer["kernel"])
+    assert chosen["legal"]
+    assert answer == explain_command.choose(512, 512, 512, sm=90, sm_count=132)
+
+
+def test_explain_agrees_with_the_function():
+    mine = explain_command.choose(300, 200, 100, sm=90, sm_count=132)
+    if NO_GPU:
+        assert xgemm_torch.explain(300, 200, 100).kernel == mine["kernel"]
+
+
+def test_explain_refuses_negative_sizes(capsys):
+    assert main(["explain", "--", "-1", "2", "3"]) == 2
+    assert "must not be negative, got -1 x 2 x 3" in capsys.readouterr().err
+
+
+def test_target_fills_in_what_is_not_given():
+    assert explain_command.target(80, 108) == (80, 108)
+    sm, count = explain_command.target(80, None)
+    assert sm == 80 and count > 0
+    if NO_GPU:
+        assert explain_command.target(None, None) == (90, 132)
