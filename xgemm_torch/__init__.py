@@ -1,0 +1,48 @@
+"""FP32 matrix products for PyTorch, from a ladder of kernels that each can be called by name.
+
+``sgemm`` is the product itself; ``linear``, ``mm``, ``addmm``, ``bmm`` and ``matmul`` are torch's
+functions on it; ``nn.Linear`` is torch's module on it; ``convert(model)`` makes a model use it and
+``revert(model)`` undoes that; ``stages()`` lists the kernels and ``explain(a, b)`` says which of
+them would run. The operators are ``torch.ops.xgemm.*``.
+
+The import registers operators and does nothing else: it starts no device and writes no setting.
+"""
+
+from __future__ import annotations
+
+import torch  # noqa: F401  (its libraries must be loaded before the compiled module)
+
+try:
+    from . import _C  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "xgemm_torch's compiled module could not be loaded; build it with `make`, or with "
+        f"`pip install -e . --no-build-isolation` in the repository ({error})"
+    ) from error
+
+from . import nn, simt
+from .convert import ConvertReport, convert, revert
+from .explain import explain
+from .functional import addmm, bmm, linear, matmul, mm
+from .ops import sgemm
+from .registry import Stage, Tile, stages
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConvertReport",
+    "Stage",
+    "Tile",
+    "addmm",
+    "bmm",
+    "convert",
+    "explain",
+    "linear",
+    "matmul",
+    "mm",
+    "nn",
+    "revert",
+    "sgemm",
+    "simt",
+    "stages",
+]

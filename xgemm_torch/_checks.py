@@ -1,0 +1,190 @@
+"""The checks of every operator's arguments, with the same texts as the C++ side.
+
+The C++ kernels check everything themselves; this file is for the paths where no C++ kernel runs
+(fakes, vmap rules, functorch) and for giving an error of C++ its Python type: what is no float32
+tensor is a ``TypeError``, what is a wrong size, value or name is a ``ValueError``.
+
+Sizes are compared with care, so that symbolic sizes (``torch.compile(dynamic=True)``, unbacked
+sizes of data-dependent operands) get no needless guards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PRECISIONS = ("fp32", "ieee")
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def _sizes(shape: Any) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _of_torch(thing: object) -> str:
+    """``torch.float64`` -> ``float64``."""
+    return str(thing).removeprefix("torch.")
+
+
+def _operand(name: str, arg: str, t: Any) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}: {arg} must be a tensor, got {type(t).__name__}")
+    if t.is_nested:
+        raise TypeError(f"{name}: {arg} must be a dense (strided) tensor, got a nested one")
+    if t.layout is not torch.strided:
+        raise TypeError(
+            f"{name}: {arg} must be a dense (strided) tensor, got {_of_torch(t.layout)}"
+        )
+    if t.dtype is not torch.float32:
+        raise TypeError(f"{name}: {arg} must be float32, got {_of_torch(t.dtype)}")
+
+
+def _devices(name: str, operands: dict[str, Tensor]) -> None:
+    first, *others = operands.items()
+    for arg, t in others:
+        if t.device != first[1].device:
+            raise ValueError(
+                f"{name}: {first[0]} is on {first[1].device}, {arg} is on {t.device}; "
+                "all operands must be on one device"
+            )
+
+
+def _string(name: str, arg: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: {arg} must be a string, got {type(value).__name__}")
+
+
+def check_options(
+    name: str, kernels: tuple[str, ...], kernel: Any, precision: Any, activation: Any = "none"
+) -> None:
+    """Check the three arguments that are names.
+
+    Raises:
+        TypeError: one is no string.
+        ValueError: one is unknown.
+    """
+    for arg, value in (("kernel", kernel), ("precision", precision), ("activation", activation)):
+        _string(name, arg, value)
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"{name}: no activation named '{activation}'; there are: {', '.join(ACTIVATIONS)}"
+        )
+    if precision not in PRECISIONS:
+        raise ValueError(f"{name}: precision must be 'fp32' or 'ieee', got '{precision}'")
+    if kernel not in kernels:
+        if len(kernels) == 2 and kernels[1] == name:
+            raise ValueError(
+                f"{name}: kernel must be 'auto' or '{name}' here, got '{kernel}'; "
+                "torch.ops.xgemm.sgemm takes any"
+            )
+        raise ValueError(f"{name}: no kernel named '{kernel}'; there are: {', '.join(kernels)}")
+
+
+def result_shape(
+    name: str,
+    a: Any,
+    b: Any,
+    c: Any,
+    trans_a: bool,
+    trans_b: bool,
+) -> tuple[Any, ...]:
+    """The shape of op(a) op(b), from the shapes of the operands (``c``'s may be None).
+
+    Raises ValueError where they do not fit together.
+    """
+    for arg, shape in (("a", a), ("b", b)):
+        if len(shape) not in (2, 3):
+            raise ValueError(
+                f"{name}: {arg} must have 2 or 3 dimensions, got shape {_sizes(shape)}"
+            )
+    m, inner_a = (a[-1], a[-2]) if trans_a else (a[-2], a[-1])
+    inner_b, n = (b[-1], b[-2]) if trans_b else (b[-2], b[-1])
+    flags = f" with trans_a={trans_a}, trans_b={trans_b}" if trans_a or trans_b else ""
+    torch._check_value(
+        inner_a == inner_b,
+        lambda: f"{name}: inner sizes differ: a is {_sizes(a)}, b is {_sizes(b)}{flags}",
+    )
+    if len(a) == 2 and len(b) == 2:
+        shape: tuple[Any, ...] = (m, n)
+    elif len(a) == 2 or len(b) == 2:
+        shape = ((b if len(a) == 2 else a)[0], m, n)
+    else:
+        batch_a, batch_b = a[0], b[0]
+        if batch_a == batch_b or batch_b == 1:
+            shape = (batch_a, m, n)
+        elif batch_a == 1:
+            shape = (batch_b, m, n)
+        else:
+            raise ValueError(f"{name}: batch sizes differ: a is {_sizes(a)}, b is {_sizes(b)}")
+    if c is not None:
+        fits = len(c) <= len(shape) and all(
+            have is need or have == 1 or have == need
+            for have, need in zip(reversed(c), reversed(shape), strict=False)
+        )
+        if not fits:
+            raise ValueError(
+                f"{name}: c does not broadcast to the result: c is {_sizes(c)}, "
+                f"the result is {_sizes(shape)}"
+            )
+    return shape
+
+
+def check(
+    name: str,
+    kernels: tuple[str, ...],
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: Any = 1.0,
+    beta: Any = 1.0,
+    trans_a: Any = False,
+    trans_b: Any = False,
+    precision: Any = "fp32",
+    kernel: Any = "auto",
+    activation: Any = "none",
+    out: Any = None,
+) -> tuple[Any, ...]:
+    """Check a whole call and return the result's shape.
+
+    Args:
+        name: the operator, for the messages.
+        kernels: the values that ``kernel`` may have.
+        a: the left operand.
+        b: the right operand.
+        c: the addend, or None.
+        alpha: as of ``xgemm_torch.sgemm``; and the others likewise.
+        beta: see there.
+        trans_a: see there.
+        trans_b: see there.
+        precision: see there.
+        kernel: see there.
+        activation: see there.
+        out: the result's place, or None.
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor, or another argument is of a wrong type.
+        ValueError: sizes that do not fit, several devices, an unknown name.
+    """
+    operands = {"a": a, "b": b}
+    operands |= {arg: t for arg, t in (("c", c), ("out", out)) if t is not None}
+    for arg, t in operands.items():
+        _operand(name, arg, t)
+    for arg, value in (("alpha", alpha), ("beta", beta)):
+        if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+            raise TypeError(f"{name}: {arg} must be a real number, got {type(value).__name__}")
+    for arg, value in (("trans_a", trans_a), ("trans_b", trans_b)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
+    _devices(name, operands)
+    shape = result_shape(name, a.shape, b.shape, None if c is None else c.shape, trans_a, trans_b)
+    if c is None and beta != 0 and beta != 1:
+        raise ValueError(f"{name}: beta is {beta:g} but there is no c")
+    check_options(name, kernels, kernel, precision, activation)
+    if out is not None and tuple(out.shape) != tuple(shape):
+        raise ValueError(f"{name}: out must have shape {_sizes(shape)}, got {_sizes(out.shape)}")
+    return shape

@@ -1,0 +1,265 @@
+"""Make a model's ``torch.nn.Linear`` modules ours, in place, and back.
+
+A module is swapped by its class: it stays the same object with the same parameters, so optimizers,
+tied weights, hooks, training mode, device and ``state_dict`` are untouched, and the way back is
+exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from . import _checks
+from .nn import Linear
+from .ops import KERNELS
+
+MARK = "_xgemm_swapped"
+"""The attribute of a module that ``convert`` has swapped: the names of the options it has set."""
+
+_OPTIONS = ("kernel", "precision")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one module.
+
+    Attributes:
+        fqn: its name in the model, "" for the model itself.
+        type: its class before, in full.
+        swapped: whether its class was changed.
+        reason: why not, or how it was.
+    """
+
+    fqn: str
+    type: str
+    swapped: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What ``convert`` or ``revert`` did: iterable over its rows; ``str()`` gives a table.
+
+    Attributes:
+        rows: one for each Linear-like module, in the model's order.
+        notes: what to know besides.
+    """
+
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def __iter__(self) -> Iterator[Row]:
+        """Go through the rows."""
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        """One row."""
+        return self.rows[index]
+
+    @property
+    def swapped(self) -> list[Row]:
+        """The rows of modules that were swapped."""
+        return [row for row in self.rows if row.swapped]
+
+    @property
+    def skipped(self) -> list[Row]:
+        """The rows of modules that were not."""
+        return [row for row in self.rows if not row.swapped]
+
+    def __str__(self) -> str:
+        """The rows as a table, and the notes."""
+        table = [("module", "type before", "swapped", "reason")] + [
+            (row.fqn or "(the model)", row.type, "yes" if row.swapped else "no", row.reason)
+            for row in self.rows
+        ]
+        widths = [max(len(line[i]) for line in table) for i in range(4)]
+        table.insert(1, tuple("-" * width for width in widths))
+        lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
+        lines.append(f"{len(self.swapped)} of {len(self.rows)} swapped")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def convert(
+    model: nn.Module,
+    *,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    kernel: str = "auto",
+    precision: str = "fp32",
+    min_features: int = 0,
+) -> ConvertReport:
+    """Make the ``torch.nn.Linear`` modules of ``model`` ``xgemm_torch.nn.Linear``, in place.
+
+    Only modules whose class is exactly ``torch.nn.Linear`` are swapped: a subclass has a meaning of
+    its own. The report has a row for each module that looks like a Linear, swapped or not, and says
+    why. A model may be converted before or after ``torch.compile``; its graphs are compiled anew.
+    Convert before ``fully_shard``, which changes the classes of modules itself.
+
+    Args:
+        model: the model, or a single ``torch.nn.Linear``.
+        filter_fn: called with a module and its name in the model; False leaves it as it is.
+        kernel: "auto" or a stage's name, for all of them.
+        precision: "fp32" or "ieee", for all of them.
+        min_features: leave modules with fewer input or output features than this.
+
+    Returns:
+        What was swapped, what was not, and why.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: an unknown kernel or precision.
+    """
+    _must_be_module("convert", model)
+    _checks.check_options("convert", KERNELS["sgemm"], kernel, precision)
+    rows: list[Row] = []
+    first_name: dict[int, str] = {}
+    for fqn, module in model.named_modules(remove_duplicate=False):
+        name = _type_name(module)
+        if id(module) in first_name:
+            if any(row.fqn == first_name[id(module)] for row in rows):
+                done = next(row for row in rows if row.fqn == first_name[id(module)])
+                rows.append(Row(fqn, done.type, done.swapped, f"the same module as {done.fqn}"))
+            continue
+        first_name[id(module)] = fqn
+        reason = _obstacle(module)
+        if reason is None:
+            continue
+        if not reason and min(module.in_features, module.out_features) < min_features:
+            reason = f"fewer than {min_features} features"
+        if not reason and filter_fn is not None and not filter_fn(module, fqn):
+            reason = "filter_fn says no"
+        if not reason:
+            _swap(module, kernel, precision)
+        rows.append(Row(fqn, name, not reason, reason or f"kernel={kernel}, precision={precision}"))
+    notes = _fast_paths(model, rows)
+    if any(row.swapped for row in rows):
+        notes += _forget_graphs(model)
+    return ConvertReport(tuple(rows), tuple(notes))
+
+
+def revert(model: nn.Module) -> ConvertReport:
+    """Undo ``convert``: the modules that it swapped are ``torch.nn.Linear`` again.
+
+    Modules that were made as ``xgemm_torch.nn.Linear`` stay so (``to_linear()`` gives torch's).
+
+    Raises:
+        TypeError: ``model`` is no module.
+    """
+    _must_be_module("revert", model)
+    rows: list[Row] = []
+    for fqn, module in model.named_modules():
+        if not isinstance(module, Linear):
+            continue
+        name = _type_name(module)
+        if MARK not in vars(module):
+            rows.append(Row(fqn, name, False, "not made by convert"))
+        elif type(module) is not Linear:
+            rows.append(Row(fqn, name, False, "its class was changed after convert"))
+        else:
+            for option in (*_OPTIONS, "activation", MARK):
+                vars(module).pop(option, None)
+            module.__class__ = nn.Linear
+            rows.append(Row(fqn, name, True, "torch.nn.Linear again"))
+    notes = _forget_graphs(model) if any(row.swapped for row in rows) else []
+    return ConvertReport(tuple(rows), tuple(notes))
+
+
+def _must_be_module(name: str, model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name}: needs a torch.nn.Module, got {type(model).__name__}")
+
+
+def _type_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _swap(module: nn.Linear, kernel: str, precision: str) -> None:
+    module.__class__ = Linear
+    # Attributes of the instance, always: torch 2.11's compiled graphs see a new class only when
+    # the module's dictionary has changed too.
+    module.kernel = kernel
+    module.precision = precision
+    setattr(module, MARK, True)
+
+
+def _obstacle(module: nn.Module) -> str | None:
+    """Why a module cannot be swapped, "" where it can, None where it is nothing like a Linear."""
+    kind = type(module)
+    if kind is nn.Linear:
+        return _obstacle_of_linear(module)
+    if isinstance(module, nn.MultiheadAttention):
+        return "its input projection is no module; torch computes it inside its attention function"
+    if isinstance(module, torch.jit.ScriptModule):
+        original = getattr(module, "original_name", "")
+        return "scripted; convert before torch.jit.script" if "Linear" in original else None
+    if isinstance(module, Linear):
+        return "is one already"
+    if isinstance(module, nn.LazyLinear):
+        return "has no shape yet; convert after the first forward"
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "torch's attention function takes its parameters and never calls it"
+    if nn.utils.parametrize.is_parametrized(module) and isinstance(module, nn.Linear):
+        return "parametrized; its class computes the parameters"
+    if isinstance(module, nn.Linear):
+        return f"a subclass of torch.nn.Linear, {kind.__name__}, which may mean something else"
+    if isinstance(module, nn.Bilinear):
+        return "a bilinear form is no matrix product"
+    if "Linear" in kind.__name__ or "linear" in kind.__module__.rpartition(".")[2]:
+        return "no torch.nn.Linear" if _has_weight(module) else None
+    return None
+
+
+def _has_weight(module: nn.Module) -> bool:
+    return getattr(module, "weight", None) is not None
+
+
+def _obstacle_of_linear(module: nn.Linear) -> str:
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance"
+    for arg in ("weight", "bias"):
+        t = getattr(module, arg)
+        if t is None:
+            continue
+        if type(t) not in (nn.Parameter, torch.Tensor):
+            return f"its {arg} is a {type(t).__name__}"
+        if t.dtype is not torch.float32:
+            return f"its {arg} is {str(t.dtype).removeprefix('torch.')}, not float32"
+    return ""
+
+
+def _fast_paths(model: nn.Module, rows: list[Row]) -> list[str]:
+    """Transformer layers whose fast path computes without calling the modules inside."""
+    notes = []
+    for fqn, module in model.named_modules():
+        inside = [row.fqn for row in rows if row.swapped and _is_inside(row.fqn, fqn)]
+        if isinstance(module, nn.TransformerEncoderLayer) and inside:
+            notes.append(
+                f"{fqn or 'the model'} is a TransformerEncoderLayer: in eval mode without gradients"
+                f" torch's fast path bypasses {', '.join(inside)}; "
+                "torch.backends.mha.set_fastpath_enabled(False) turns that path off"
+            )
+    return notes
+
+
+def _is_inside(fqn: str, parent: str) -> bool:
+    return not parent or fqn.startswith(parent + ".")
+
+
+def _forget_graphs(model: nn.Module) -> list[str]:
+    """Drop compiled graphs of the model, which may hold the old class's computation."""
+    compiled = [
+        fqn or "the model"
+        for fqn, module in model.named_modules()
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    ]
+    if not compiled:
+        return []
+    torch.compiler.reset()
+    return [f"{', '.join(compiled)} had been compiled; all compiled graphs were dropped"]

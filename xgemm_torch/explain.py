@@ -1,0 +1,259 @@
+"""Which kernel would run for a product, and why: ``explain``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from . import _C, _checks
+from .ops import KERNELS
+from .registry import Tile
+
+_ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H200
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One stage considered.
+
+    Attributes:
+        kernel: the stage's name.
+        legal: whether it can take the problem on that device.
+        why: why not, or what speaks for it.
+        tile: the row of its tile table that would be used; None where it is not legal.
+        waves: blocks over blocks that run at once.
+        predicted_us: the model's time in microseconds, good for comparing stages only.
+    """
+
+    kernel: str
+    legal: bool
+    why: str
+    tile: Tile | None
+    waves: float
+    predicted_us: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would run, and why; ``str()`` gives it as text.
+
+    Attributes:
+        m, n, k, batch: the problem's sizes.
+        device: where it would run, in words.
+        precision: the promise asked for.
+        kernel: the stage that would run, or "aten" for ATen's BLAS, "fmaf chain" for the native
+            chain of fused multiply-adds of a CPU.
+        why: one sentence.
+        tile: the stage's tile; None where no stage runs.
+        blocks: thread blocks in the grid; 0 where no stage runs.
+        blocks_per_sm: of them, those that run at once on one multiprocessor.
+        waves: blocks over blocks that run at once.
+        candidates: all stages considered.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    device: str
+    precision: str
+    kernel: str
+    why: str
+    tile: Tile | None
+    blocks: int
+    blocks_per_sm: int
+    waves: float
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        """The explanation as some lines of text."""
+        size = f"{self.m} x {self.n} x {self.k} (M x N x K)"
+        if self.batch > 1:
+            size = f"{self.batch} times {size}"
+        lines = [
+            f"{size} on {self.device}, precision {self.precision}",
+            f"  kernel  {self.kernel}: {self.why}",
+        ]
+        if self.tile is not None:
+            t = self.tile
+            lines += [
+                f"  tile    {t.BM}x{t.BN}x{t.BK} a block, {t.TM}x{t.TN} a thread, "
+                f"{t.threads} threads, {t.smem} bytes of shared memory",
+                f"  grid    {self.blocks} blocks, {self.blocks_per_sm} at once on a "
+                f"multiprocessor, {self.waves:.2f} waves",
+            ]
+        if self.candidates:
+            width = max(len(c.kernel) for c in self.candidates)
+            lines.append(f"  {'stage'.ljust(width)}  {'time':>10}  {'waves':>8}")
+            for c in self.candidates:
+                figures = (
+                    f"{c.predicted_us:>8.1f}us  {c.waves:>8.2f}"
+                    if c.legal
+                    else f"{'-':>10}  {'-':>8}"
+                )
+                lines.append(f"  {c.kernel.ljust(width)}  {figures}  {c.why}".rstrip())
+        return "\n".join(lines)
+
+
+@overload
+def explain(
+    a: Tensor,
+    b: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    kernel: str = "auto",
+    precision: str = "fp32",
+) -> Explanation: ...
+
+
+@overload
+def explain(
+    a: int, b: int, k: int, *, kernel: str = "auto", precision: str = "fp32"
+) -> Explanation: ...
+
+
+def explain(
+    a: Any,
+    b: Any,
+    k: int | None = None,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    kernel: str = "auto",
+    precision: str = "fp32",
+) -> Explanation:
+    """Say which kernel ``sgemm`` would run for these operands, and why; it runs nothing.
+
+    ``explain(a, b)`` takes tensors, of which only shapes, strides, alignment and device count.
+    ``explain(M, N, K)`` takes sizes of contiguous operands on the current CUDA device; where there
+    is none, on an H200.
+
+    Args:
+        a: (M, K) or (batch, M, K), or the size M.
+        b: (K, N) or (batch, K, N), or the size N.
+        k: the size K, with sizes only.
+        trans_a: ``a`` is stored transposed.
+        trans_b: ``b`` is stored transposed.
+        kernel: "auto" or a stage's name.
+        precision: "fp32" or "ieee".
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor.
+        ValueError: sizes or names that do not fit; a negative size.
+    """
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        if k is not None:
+            raise TypeError("explain: takes two tensors or three sizes")
+        return _of_tensors(a, b, trans_a, trans_b, kernel, precision)
+    sizes = (a, b, k)
+    if not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
+        raise TypeError("explain: takes two tensors or three sizes")
+    if min(sizes) < 0:
+        raise ValueError(f"explain: sizes must not be negative, got {sizes}")
+    _checks.check_options("explain", KERNELS["sgemm"], kernel, precision)
+    m, n, k = sizes
+    layout_a = (1, m, True) if trans_a else (k, 1, True)
+    layout_b = (1, k, True) if trans_b else (n, 1, True)
+    if torch.cuda.is_available():
+        return _on_cuda(m, n, k, 1, layout_a, layout_b, None, kernel, precision)
+    return _on_cuda(m, n, k, 1, layout_a, layout_b, _ASSUMED, kernel, precision)
+
+
+def _of_tensors(
+    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, kernel: str, precision: str
+) -> Explanation:
+    shape = _checks.check(
+        "explain",
+        KERNELS["sgemm"],
+        a,
+        b,
+        trans_a=trans_a,
+        trans_b=trans_b,
+        precision=precision,
+        kernel=kernel,
+    )
+    batch = shape[0] if len(shape) == 3 else 1
+    left, right = a.mT if trans_a else a, b.mT if trans_b else b
+    m, n, k = shape[-2], shape[-1], left.shape[-1]
+    layouts = [(t.stride(-2), t.stride(-1), _aligned(t)) for t in (left, right)]
+    if a.device.type == "cuda":
+        return _on_cuda(m, n, k, batch, *layouts, a.device, kernel, precision)
+    if kernel != "auto":
+        name, why = kernel, "asked for; its CUDA source runs in the host flavour, which is slow"
+        return _without_grid(m, n, k, batch, str(a.device), precision, name, why)
+    if precision == "ieee":
+        name, why = "fmaf chain", "a CPU tensor; the bits are those of every stage"
+    else:
+        name, why = "aten", "a CPU tensor; ATen's BLAS is the fastest way there"
+    return _without_grid(m, n, k, batch, str(a.device), precision, name, why)
+
+
+def _aligned(t: Tensor) -> bool:
+    """Whether each row or each column of ``t`` begins at a multiple of 16 bytes."""
+    outer = t.stride(-2) if t.stride(-1) == 1 else t.stride(-1)
+    batches = t.stride(0) if t.dim() == 3 else 0
+    base = 0 if t.is_meta else t.data_ptr()
+    return base % 16 == 0 and outer % 4 == 0 and batches % 4 == 0
+
+
+def _without_grid(
+    m: int, n: int, k: int, batch: int, device: str, precision: str, kernel: str, why: str
+) -> Explanation:
+    return Explanation(m, n, k, batch, device, precision, kernel, why, None, 0, 0, 0.0, ())
+
+
+def _on_cuda(
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    layout_a: tuple[int, int, bool],
+    layout_b: tuple[int, int, bool],
+    device: torch.device | tuple[int, int] | None,
+    kernel: str,
+    precision: str,
+) -> Explanation:
+    if isinstance(device, tuple):
+        sm, sm_count = device
+        words = f"an H200, assumed (sm_{sm}, {sm_count} multiprocessors; there is no CUDA device)"
+    else:
+        chip = torch.cuda.get_device_properties(device)
+        sm, sm_count = chip.major * 10 + chip.minor, chip.multi_processor_count
+        words = f"{chip.name} (sm_{sm}, {sm_count} multiprocessors)"
+    found = json.loads(_C.explain(m, n, k, batch, *layout_a, *layout_b, sm, sm_count))
+    candidates = tuple(
+        Candidate(
+            kernel=c["kernel"],
+            legal=c["legal"],
+            why=c["why"],
+            tile=_tile(c),
+            waves=c["waves"],
+            predicted_us=c["predicted_us"],
+        )
+        for c in found["candidates"]
+    )
+    chosen, why = found["kernel"], found["why"]
+    tile, blocks = _tile(found), found["blocks"]
+    per_sm, waves = found["blocks_per_sm"], found["waves"]
+    if kernel not in ("auto", chosen):
+        asked = next(c for c in candidates if c.kernel == kernel)
+        chosen, tile, waves = kernel, asked.tile, asked.waves
+        why = f"asked for; auto would take {found['kernel']}"
+        blocks = per_sm = 0
+        if not asked.legal:
+            why = f"asked for, but it cannot take this: {asked.why}"
+        elif tile is not None:
+            blocks = batch * -(-m // tile.BM) * -(-n // tile.BN)
+            per_sm = max(1, round(blocks / (waves * sm_count))) if waves else 0
+    return Explanation(
+        m, n, k, batch, words, precision, chosen, why, tile, blocks, per_sm, waves, candidates
+    )
+
+
+def _tile(row: dict[str, Any]) -> Tile | None:
+    return Tile.from_row(row["tile"]) if row.get("tile") else None

@@ -1,0 +1,314 @@
+"""torch's functions for matrix products, on ``sgemm``: linear, mm, addmm, bmm, matmul.
+
+They take what torch's take, with ``precision`` and ``kernel`` besides, and differ from them only in
+raising ValueError where torch raises RuntimeError, and in giving float32 under autocast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from .ops import refuse_grad, sgemm
+
+__all__ = ["addmm", "bmm", "linear", "matmul", "mm"]
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    *,
+    precision: str = "fp32",
+    kernel: str = "auto",
+) -> Tensor:
+    """activation(x weight^T + bias), as ``torch.nn.functional.linear`` with an activation.
+
+    Args:
+        x: (..., in_features), any leading shape, none too.
+        weight: (out_features, in_features), or (in_features,) for one output without a dimension.
+        bias: (out_features,), or () with a weight of one dimension.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        precision: "fp32" or "ieee", as of ``sgemm``.
+        kernel: "auto" or a stage's name.
+
+    Returns:
+        (..., out_features), or (...) with a weight of one dimension.
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor.
+        ValueError: sizes, devices or names that do not fit.
+    """
+    if has_torch_function_variadic(x, weight, bias):
+        return handle_torch_function(
+            linear,
+            (x, weight, bias),
+            x,
+            weight,
+            bias,
+            activation,
+            precision=precision,
+            kernel=kernel,
+        )
+    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "activation": activation}
+    rank = _rank("linear", "x", x)
+    if rank == 2 and _rank("linear", "weight", weight) == 2:
+        _bias_fits(bias, weight)
+        return sgemm(x, weight, bias, trans_b=True, **how)
+    if _rank("linear", "weight", weight) not in (1, 2) or rank == 0:
+        raise ValueError(
+            "linear: x must have a dimension at least and weight one or two, "
+            f"got x {_sizes(x)}, weight {_sizes(weight)}"
+        )
+    _bias_fits(bias, weight)
+    if x.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"linear: inner sizes differ: x is {_sizes(x)}, weight is {_sizes(weight)}"
+        )
+    matrix = weight if weight.dim() == 2 else weight.unsqueeze(0)
+    out = sgemm(_rows(x), matrix, bias, trans_b=True, **how)
+    return out.reshape(*x.shape[:-1], *weight.shape[:-1])
+
+
+def mm(
+    input: Tensor,
+    mat2: Tensor,
+    *,
+    out: Tensor | None = None,
+    precision: str = "fp32",
+    kernel: str = "auto",
+) -> Tensor:
+    """The product of two matrices, as ``torch.mm``.
+
+    Args:
+        input: (M, K).
+        mat2: (K, N).
+        out: (M, N), where to write the result.
+        precision: "fp32" or "ieee", as of ``sgemm``.
+        kernel: "auto" or a stage's name.
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor.
+        ValueError: no matrices, or sizes, devices or names that do not fit.
+        RuntimeError: ``out`` where something requires grad.
+    """
+    if has_torch_function_variadic(input, mat2, out):
+        return handle_torch_function(
+            mm, (input, mat2, out), input, mat2, out=out, precision=precision, kernel=kernel
+        )
+    _ranks("mm", 2, input=input, mat2=mat2)
+    return sgemm(input, mat2, precision=precision, kernel=kernel, out=out)
+
+
+def addmm(
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1.0,
+    alpha: float = 1.0,
+    out: Tensor | None = None,
+    precision: str = "fp32",
+    kernel: str = "auto",
+) -> Tensor:
+    """The sum beta * input + alpha * mat1 mat2, as ``torch.addmm``.
+
+    Args:
+        input: any shape that can be broadcast to (M, N); not read where ``beta`` is 0.
+        mat1: (M, K).
+        mat2: (K, N).
+        beta: factor of ``input``.
+        alpha: factor of the product.
+        out: (M, N), where to write the result; it may be ``input``.
+        precision: "fp32" or "ieee", as of ``sgemm``.
+        kernel: "auto" or a stage's name.
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor.
+        ValueError: no matrices, or sizes, devices or names that do not fit.
+        RuntimeError: ``out`` where something requires grad.
+    """
+    if has_torch_function_variadic(input, mat1, mat2, out):
+        return handle_torch_function(
+            addmm,
+            (input, mat1, mat2, out),
+            input,
+            mat1,
+            mat2,
+            beta=beta,
+            alpha=alpha,
+            out=out,
+            precision=precision,
+            kernel=kernel,
+        )
+    _ranks("addmm", 2, mat1=mat1, mat2=mat2)
+    _rank("addmm", "input", input)
+    return sgemm(
+        mat1, mat2, input, alpha=alpha, beta=beta, precision=precision, kernel=kernel, out=out
+    )
+
+
+def bmm(
+    input: Tensor,
+    mat2: Tensor,
+    *,
+    out: Tensor | None = None,
+    precision: str = "fp32",
+    kernel: str = "auto",
+) -> Tensor:
+    """The products of two batches of matrices, as ``torch.bmm``: nothing is broadcast.
+
+    Args:
+        input: (batch, M, K).
+        mat2: (batch, K, N).
+        out: (batch, M, N), where to write the result.
+        precision: "fp32" or "ieee", as of ``sgemm``.
+        kernel: "auto" or a stage's name.
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor.
+        ValueError: no batches, or sizes, devices or names that do not fit.
+        RuntimeError: ``out`` where something requires grad.
+    """
+    if has_torch_function_variadic(input, mat2, out):
+        return handle_torch_function(
+            bmm, (input, mat2, out), input, mat2, out=out, precision=precision, kernel=kernel
+        )
+    _ranks("bmm", 3, input=input, mat2=mat2)
+    if input.shape[0] != mat2.shape[0]:
+        raise ValueError(
+            f"bmm: batch sizes differ: input is {_sizes(input)}, mat2 is {_sizes(mat2)}"
+        )
+    return sgemm(input, mat2, precision=precision, kernel=kernel, out=out)
+
+
+def matmul(
+    input: Tensor,
+    other: Tensor,
+    *,
+    out: Tensor | None = None,
+    precision: str = "fp32",
+    kernel: str = "auto",
+) -> Tensor:
+    """The matrix product with torch's rules for vectors and batches, as ``torch.matmul``.
+
+    A vector on the left is a row, one on the right a column, and its dimension goes again. Leading
+    dimensions are batch dimensions and are broadcast. An operand is copied only where its own and
+    its broadcast batch dimensions do not make one dimension.
+
+    Args:
+        input: (K,) or (..., M, K).
+        other: (K,) or (..., K, N).
+        out: where to write the result, of its shape.
+        precision: "fp32" or "ieee", as of ``sgemm``.
+        kernel: "auto" or a stage's name.
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor.
+        ValueError: sizes, devices or names that do not fit.
+        RuntimeError: ``out`` where something requires grad.
+    """
+    if has_torch_function_variadic(input, other, out):
+        return handle_torch_function(
+            matmul, (input, other, out), input, other, out=out, precision=precision, kernel=kernel
+        )
+    how: dict[str, Any] = {"precision": precision, "kernel": kernel}
+    rank, rank2 = _rank("matmul", "input", input), _rank("matmul", "other", other)
+    if rank == 2 and rank2 == 2:
+        return sgemm(input, other, out=out, **how)
+    if rank == 0 or rank2 == 0:
+        raise ValueError(
+            "matmul: both operands must have a dimension at least, "
+            f"got input {_sizes(input)}, other {_sizes(other)}"
+        )
+    a = input.unsqueeze(0) if rank == 1 else input
+    b = other.unsqueeze(1) if rank2 == 1 else other
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"matmul: inner sizes differ: input is {_sizes(input)}, other is {_sizes(other)}"
+        )
+    lead_a, lead_b = a.shape[:-2], b.shape[:-2]
+    try:
+        lead = torch.broadcast_shapes(lead_a, lead_b)
+    except RuntimeError:
+        raise ValueError(
+            "matmul: batch sizes cannot be broadcast: "
+            f"input is {_sizes(input)}, other is {_sizes(other)}"
+        ) from None
+    shape = (
+        *lead,
+        *(() if rank == 1 else (a.shape[-2],)),
+        *(() if rank2 == 1 else (b.shape[-1],)),
+    )
+    if b.dim() == 2:
+        a = _rows(a)
+    elif len(lead) > 1:  # sgemm broadcasts one batch dimension itself
+        a, b = _one_batch(a, lead), _one_batch(b, lead)
+    if out is None:
+        return sgemm(a, b, **how).reshape(shape)
+    if not isinstance(out, Tensor):
+        raise TypeError(f"matmul: out must be a tensor, got {type(out).__name__}")
+    if tuple(out.shape) != shape:
+        raise ValueError(f"matmul: out must have shape {tuple(shape)}, got {_sizes(out)}")
+    refuse_grad(input, other, None, out)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    try:
+        target = out.view(*batch, a.shape[-2], b.shape[-1])
+    except RuntimeError:  # strides that no such shape has
+        target = out.new_empty(*batch, a.shape[-2], b.shape[-1])
+        sgemm(a, b, out=target, **how)
+        return out.copy_(target.view(shape))
+    sgemm(a, b, out=target, **how)
+    return out
+
+
+def _sizes(t: Tensor) -> str:
+    return str(tuple(t.shape))
+
+
+def _rank(name: str, arg: str, t: Any) -> int:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}: {arg} must be a tensor, got {type(t).__name__}")
+    return t.dim()
+
+
+def _ranks(name: str, rank: int, **operands: Any) -> None:
+    for arg, t in operands.items():
+        if _rank(name, arg, t) != rank:
+            raise ValueError(f"{name}: {arg} must have {rank} dimensions, got {_sizes(t)}")
+
+
+def _bias_fits(bias: Tensor | None, weight: Tensor) -> None:
+    """A bias has the weight's output shape; what ``sgemm`` would broadcast besides is a mistake."""
+    if bias is not None and (_rank("linear", "bias", bias) > 1 or bias.dim() != weight.dim() - 1):
+        raise ValueError(
+            f"linear: bias must be of shape {tuple(weight.shape[:-1])}, got {_sizes(bias)}"
+        )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``x`` as a matrix of its rows, or as a batch of matrices where a matrix would be a copy.
+
+    The result's rows are in the same order either way. Only leading dimensions that not even a
+    batch of matrices can have without a copy are copied.
+    """
+    if x.dim() == 1:
+        return x.unsqueeze(0)
+    if x.dim() == 2 or x.is_contiguous():
+        return x.flatten(0, -2)
+    y = x.squeeze([i for i in range(x.dim() - 2) if x.shape[i] == 1])
+    breaks = [i for i in range(y.dim() - 2) if y.stride(i) != y.shape[i + 1] * y.stride(i + 1)]
+    if len(breaks) == 1:
+        return y.flatten(breaks[0] + 1, -2).flatten(0, breaks[0])
+    return y.flatten(0, -2)
+
+
+def _one_batch(t: Tensor, lead: torch.Size) -> Tensor:
+    """The batch dimensions of ``t`` as one; none where ``t`` is the same for the whole batch."""
+    if all(size == 1 for size in t.shape[:-2]):
+        return t.reshape(t.shape[-2:])
+    return t.expand(*lead, *t.shape[-2:]).flatten(0, -3)

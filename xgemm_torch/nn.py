@@ -1,0 +1,129 @@
+"""``torch.nn.Linear`` on ``sgemm``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from .functional import linear
+from .ops import KERNELS
+
+__all__ = ["Linear"]
+
+DEFAULTS = {"kernel": "auto", "precision": "fp32", "activation": "none"}
+
+
+class Linear(torch.nn.Linear):
+    """``torch.nn.Linear`` whose product, forward and backward, is ``xgemm_torch.linear``.
+
+    The same parameters, initial values and ``state_dict`` keys as torch's; the rest of torch takes
+    it for what it is, an ``nn.Linear``. Under autocast it computes in float32 and gives float32.
+
+    Args:
+        in_features: size of each input sample.
+        out_features: size of each output sample.
+        bias: whether there is a bias of (out_features,).
+        device: of the parameters.
+        dtype: of the parameters; the product needs float32.
+        kernel: "auto" or a stage's name.
+        precision: "fp32" or "ieee".
+        activation: what to apply to the result: "none", "relu", "gelu", "gelu_tanh" or "silu".
+
+    Shapes:
+        (..., in_features) -> (..., out_features)
+
+    Raises:
+        ValueError: an unknown kernel, precision or activation.
+    """
+
+    # Defaults of the class, so that a torch.nn.Linear made one of these by its __class__ works.
+    kernel: str = DEFAULTS["kernel"]
+    precision: str = DEFAULTS["precision"]
+    activation: str = DEFAULTS["activation"]
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
+        precision: str = "fp32",
+        activation: str = "none",
+    ) -> None:
+        """As the class says."""
+        _checks.check_options("Linear", KERNELS["sgemm"], kernel, precision, activation)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.kernel = kernel
+        self.precision = precision
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        """activation(input weight^T + bias): (..., in_features) -> (..., out_features)."""
+        return linear(
+            input,
+            self.weight,
+            self.bias,
+            self.activation,
+            precision=self.precision,
+            kernel=self.kernel,
+        )
+
+    def extra_repr(self) -> str:
+        """torch's, and what differs from the defaults."""
+        extra = [
+            f"{key}={value}"
+            for key, default in DEFAULTS.items()
+            if (value := getattr(self, key)) != default
+        ]
+        return ", ".join([super().extra_repr(), *extra])
+
+    @classmethod
+    def from_linear(
+        cls,
+        module: torch.nn.Linear,
+        *,
+        kernel: str = "auto",
+        precision: str = "fp32",
+        activation: str = "none",
+    ) -> Linear:
+        """A new module that shares the parameters of ``module``, and its training mode.
+
+        Hooks stay with ``module``; ``xgemm_torch.convert`` keeps them.
+
+        Raises:
+            TypeError: ``module`` is no ``torch.nn.Linear``.
+            ValueError: an unknown kernel, precision or activation.
+        """
+        if not isinstance(module, torch.nn.Linear):
+            raise TypeError(f"from_linear: needs a torch.nn.Linear, got {type(module).__name__}")
+        new = cls(
+            module.in_features,
+            module.out_features,
+            module.bias is not None,
+            device="meta",
+            kernel=kernel,
+            precision=precision,
+            activation=activation,
+        )
+        new.weight, new.bias = module.weight, module.bias
+        return new.train(module.training)
+
+    def to_linear(self) -> torch.nn.Linear:
+        """A new ``torch.nn.Linear`` that shares this one's parameters and training mode.
+
+        Raises:
+            ValueError: this module has an activation, which torch's has not.
+        """
+        if self.activation != "none":
+            raise ValueError(f"to_linear: torch.nn.Linear has no activation '{self.activation}'")
+        new = torch.nn.Linear(
+            self.in_features, self.out_features, self.bias is not None, device="meta"
+        )
+        new.weight, new.bias = self.weight, self.bias
+        return new.train(self.training)

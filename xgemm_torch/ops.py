@@ -1,0 +1,694 @@
+"""The operators ``torch.ops.xgemm.*`` and the function ``sgemm``.
+
+Here are the operators' schemas, fakes, autograd, autocast and vmap. There is one operator for each
+stage of the ladder and ``sgemm``, which picks one; all have the same schema. The schemas are defined here and the CPU and CUDA kernels registered by C++, so that tags
+work on every supported torch. The gradients of a product are two products with other transpose
+flags: no copies, and the same operator, kernel and precision as the forward product.
+
+Which way a call goes:
+
+- ``sgemm`` in eager mode, nothing to differentiate: straight to the CPU or CUDA kernel. This way is
+  short on purpose; a call's host time counts for small products.
+- gradients, forward mode, ``torch.func`` transforms: an ``autograd.Function`` with ``backward``,
+  ``jvp`` and ``vmap``, made of the same functions, so that every order and nesting is right.
+- while compiling or exporting: the operator itself.
+- the operator itself, also where it is called directly: its kernels for the Autograd key and for
+  the key at which ``torch.func`` begins lead to the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from . import _C, _checks
+from .registry import stages
+
+__all__ = ["sgemm"]
+
+_ARGUMENTS = (
+    "Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, "
+    'bool trans_a=False, bool trans_b=False, str precision="fp32", str kernel="auto", '
+    'str activation="none"'
+)
+
+NAMES: tuple[str, ...] = ("sgemm", *(stage.name for stage in stages()))
+"""The operators: ``sgemm`` and one a stage."""
+
+KERNELS: dict[str, tuple[str, ...]] = {
+    name: ("auto", *NAMES[1:]) if name == "sgemm" else ("auto", name) for name in NAMES
+}
+"""The values that ``kernel`` may have, by operator."""
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+_LIB = torch.library.Library("xgemm", "DEF")
+
+# The kernels take any strides, so Inductor need not copy an operand to give it certain ones.
+for _name in NAMES:
+    _LIB.define(
+        f"{_name}({_ARGUMENTS}) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+    )
+_LIB.define(
+    f"sgemm.out({_ARGUMENTS}, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_C.register_kernels()
+
+OPS: dict[str, torch._ops.OpOverload] = {
+    name: getattr(torch.ops.xgemm, name).default for name in NAMES
+}
+_SGEMM = OPS["sgemm"]
+_SGEMM_OUT = torch.ops.xgemm.sgemm.out
+
+# ---------------------------------------------------------------------------------------------
+# What has no public name in torch. Without these names the calls below take the slower way.
+
+
+def _functorch_probe() -> Callable[[], bool]:
+    probe = getattr(torch._C, "_are_functorch_transforms_active", None)
+    if probe is not None:
+        return probe
+    peek = torch._C._functorch.peek_interpreter_stack
+    return lambda: peek() is not None
+
+
+_functorch_active = _functorch_probe()
+_any_autocast: Callable[[], bool] = getattr(
+    torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled
+)
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_BelowInplace = torch._C._AutoDispatchBelowADInplaceOrView
+
+
+def _forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+_UNTRACED = (Tensor, torch.nn.Parameter)
+
+
+def _traced_tangent(*operands: Tensor | None) -> bool:
+    """Whether an operand has a tangent while a compiled function that makes it is traced.
+
+    Then Python does not know that forward mode is on: the graph has the calls that switch it.
+    """
+    return type(operands[0]) not in _UNTRACED and any(
+        t is not None and torch._VF._unpack_dual(t, level=0)[1] is not None for t in operands
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# One product, differentiable in every way that torch has.
+
+
+def _product(
+    name: str,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    precision: str = "fp32",
+    kernel: str = "auto",
+) -> Tensor:
+    """Call operator ``name`` in the way that the transforms in force ask for."""
+    inputs = (name, a, b, c, alpha, beta, trans_a, trans_b, precision, kernel, None)
+    if is_compiling():
+        return _call(*inputs)
+    if _functorch_active():
+        return _Transformed.apply(*inputs)
+    if _forward_mode() or _any_requires_grad(a, b, c):
+        return _Plain.apply(*inputs)
+    return _forward(*inputs)
+
+
+def _any_requires_grad(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
+    return (
+        a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
+    ) and torch.is_grad_enabled()
+
+
+def _call(
+    name: str,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    alpha: float,
+    beta: float,
+    trans_a: bool,
+    trans_b: bool,
+    precision: str,
+    kernel: str,
+    keyset: torch._C.DispatchKeySet | None,
+) -> Tensor:
+    """The operator, from the dispatcher's top or from below the Autograd key of ``keyset``."""
+    flags = {
+        "alpha": alpha,
+        "beta": beta,
+        "trans_a": trans_a,
+        "trans_b": trans_b,
+        "precision": precision,
+        "kernel": kernel,
+    }
+    if keyset is None:
+        return OPS[name](a, b, c, **flags)
+    return OPS[name].redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
+
+
+def _forward(*inputs: Any) -> Tensor:
+    with _BelowAutograd():
+        return _call(*inputs)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    """Keep what ``backward`` and ``jvp`` need of the inputs of ``_forward``, and no more."""
+    ctx.name, a, b, c, ctx.alpha, ctx.beta, ctx.trans_a, ctx.trans_b, *ctx.how = inputs[:-1]
+    _, need_a, need_b, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(a if need_b else None, b if need_a else None)
+    ctx.a_shape, ctx.b_shape = a.shape, b.shape
+    ctx.c_shape = None if c is None else c.shape
+    ctx.set_materialize_grads(False)
+    # Kept as long as the graph lives, so only where forward mode may ask for it.
+    if _forward_mode() or _functorch_active() or type(a) not in _UNTRACED:
+        ctx.save_for_forward(a, b)
+
+
+def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Batches of ``x`` and ``y`` laid one below the other, or None where that needs a copy.
+
+    Then the sum over the batch of x_i^T y_i is one product of the results.
+    """
+    if x.dim() == 3 and y.dim() == 3 and x.shape[0] == y.shape[0]:
+        if _stacks(x) and _stacks(y):
+            return x.flatten(0, 1), y.flatten(0, 1)
+    return None
+
+
+def _stacks(t: Tensor) -> bool:
+    """Whether dimensions -3 and -2 of ``t`` are one dimension without a copy."""
+    above, below = t.shape[-3], t.shape[-2]
+    return above == 1 or below == 1 or t.stride(-3) == below * t.stride(-2)
+
+
+def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
+    """Sum ``grad`` over what was broadcast."""
+    return grad if grad.shape == shape else grad.sum_to_size(shape)
+
+
+class _Rules:
+    """What both autograd Functions below share: the derivatives of one product."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_a = grad_b = grad_c = None
+        if grad is not None:
+            a, b = ctx.saved_tensors
+            name, ta, tb, alpha = ctx.name, ctx.trans_a, ctx.trans_b, ctx.alpha
+            _, need_a, need_b, need_c, *_ = ctx.needs_input_grad
+
+            def times(x: Tensor, y: Tensor, trans_x: bool, trans_y: bool) -> Tensor:
+                return _product(name, x, y, None, alpha, 1.0, trans_x, trans_y, *ctx.how)
+
+            if need_a:
+                if ta:
+                    grad_a = times(b, grad, tb, True)
+                else:
+                    grad_a = times(grad, b, False, not tb)
+                grad_a = _reduced(grad_a, ctx.a_shape)
+            if need_b:
+                shared = len(ctx.b_shape) == 2 or ctx.b_shape[0] == 1
+                pair = _one_product(a, grad) if shared and not ta else None
+                x, g = pair if pair is not None else (a, grad)
+                grad_b = times(g, x, True, ta) if tb else times(x, g, not ta, False)
+                if pair is not None and len(ctx.b_shape) == 3:
+                    grad_b = grad_b.unsqueeze(0)
+                grad_b = _reduced(grad_b, ctx.b_shape)
+            if need_c and ctx.beta != 0:
+                grad_c = _reduced(grad, ctx.c_shape)
+                if ctx.beta != 1:
+                    grad_c = grad_c * ctx.beta
+        return (None, grad_a, grad_b, grad_c, *(None,) * 7)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
+        a, b = ctx.saved_tensors
+        _, tan_a, tan_b, tan_c, *_ = tangents
+        if ctx.beta == 0:
+            tan_c = None
+        total, beta = tan_c, ctx.beta
+        for x, y in ((tan_a, b), (a, tan_b)):
+            if x is not None and y is not None:
+                total = _product(
+                    ctx.name,
+                    x,
+                    y,
+                    total,
+                    ctx.alpha,
+                    beta if total is not None else 1.0,
+                    ctx.trans_a,
+                    ctx.trans_b,
+                    *ctx.how,
+                )
+                beta = 1.0
+        if total is None or total is not tan_c:
+            return total
+        shape = _checks.result_shape(
+            ctx.name, ctx.a_shape, ctx.b_shape, ctx.c_shape, ctx.trans_a, ctx.trans_b
+        )
+        return (tan_c * beta).expand(shape)
+
+
+class _Plain(_Rules, Function):
+    """Reverse mode and ``forward_ad`` in eager mode and while tracing.
+
+    The same as ``_Transformed``, without ``setup_context``: with it each call would pay for binding
+    the arguments to a signature.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _keep(ctx, inputs)
+        return _forward(*inputs)
+
+
+class _Transformed(_Rules, Function):
+    """The same for ``torch.func``, which asks for ``setup_context`` and ``vmap``."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        return _forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _keep(ctx, inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        name, a, b, c, alpha, beta, *how = inputs[:-1]
+
+        def product(a: Tensor, b: Tensor, c: Tensor | None, beta: float, ta: bool, tb: bool):
+            return _product(name, a, b, c, alpha, beta, ta, tb, *how[2:])
+
+        return _vmapped(product, name, info.batch_size, in_dims[1:4], a, b, c, beta, *how[:2])
+
+
+def _differentiable(
+    name: str,
+    keyset: torch._C.DispatchKeySet | None,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    alpha: float,
+    beta: float,
+    trans_a: bool,
+    trans_b: bool,
+    precision: str,
+    kernel: str,
+    activation: str,
+) -> Tensor:
+    """One product as an autograd Function; the activation is ATen's, which has derivatives."""
+    if keyset is None and _any_autocast():
+        # Below a Function's forward it is too late: the operands kept would be the uncast ones.
+        a, b, c = _float32(a), _float32(b), _float32(c)
+    inputs = (name, a, b, c, alpha, beta, trans_a, trans_b, precision, kernel, keyset)
+    out = (_Transformed if _functorch_active() else _Plain).apply(*inputs)
+    return out if activation == "none" else _ACTIVATIONS[activation](out)
+
+
+# ---------------------------------------------------------------------------------------------
+# vmap
+
+
+def _vmapped(
+    product: Callable[[Tensor, Tensor, Tensor | None, float, bool, bool], Tensor],
+    name: str,
+    size: int,
+    in_dims: tuple[int | None, ...],
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    beta: float,
+    trans_a: bool,
+    trans_b: bool,
+) -> tuple[Tensor, int]:
+    """The rule of vmap: the result and the place of the mapped dimension in it.
+
+    Where ``a`` alone is mapped and lies so that its rows of all samples are the rows of one matrix,
+    it is one product of that matrix. Else the mapped dimension joins the batch dimension.
+    """
+    dim_a, dim_b, dim_c = in_dims
+
+    def shape_of(t: Tensor, dim: int | None) -> tuple[Any, ...]:
+        return tuple(s for i, s in enumerate(t.shape) if i != dim)
+
+    shape = _checks.result_shape(
+        name,
+        shape_of(a, dim_a),
+        shape_of(b, dim_b),
+        None if c is None else shape_of(c, dim_c),
+        trans_a,
+        trans_b,
+    )
+    rank = len(shape)
+    if c is not None and beta == 0:
+        c, dim_c, beta = None, None, 1.0
+
+    def in_front(t: Tensor, dim: int | None, trans: bool) -> Tensor:
+        t = t if dim is None else t.movedim(dim, 0)
+        return t.mT if trans else t
+
+    a, b = in_front(a, dim_a, trans_a), in_front(b, dim_b, trans_b)
+    if c is not None:
+        c = in_front(c, dim_c, False)
+        mapped = 0 if dim_c is None else 1
+        c = c.reshape(*c.shape[:mapped], *(1,) * (rank - c.dim() + mapped), *c.shape[mapped:])
+
+    if dim_a is not None and dim_b is None:
+        rows = a.movedim(0, -3)
+        rows_c = c if c is None or dim_c is None else c.movedim(0, -3)
+        if c is None:
+            fits = True
+        elif dim_c is None:
+            fits = c.shape[-2] == 1
+        else:
+            fits = c.shape[-2] == shape[-2] and _stacks(rows_c)
+        if fits and _stacks(rows):
+            if dim_c is not None:
+                rows_c = rows_c.flatten(-3, -2)
+            out = product(rows.flatten(-3, -2), b, rows_c, beta, False, False)
+            return out.unflatten(-2, (size, shape[-2])), out.dim() - 2
+
+    if dim_a is None and dim_b is None:  # only c is mapped
+        a, dim_a = a.expand(size, *a.shape), 0
+
+    if rank == 3:
+        batch = shape[0]
+
+        def joined(t: Tensor, dim: int | None) -> Tensor:
+            """(size, batch) as one dimension; what is shared by all samples stays as it is."""
+            if dim is None:
+                if t.dim() == 2 or t.shape[0] == 1:
+                    return t
+                t = t.unsqueeze(0)
+            elif t.dim() == 3:
+                t = t.unsqueeze(1)
+            return t.expand(size, batch, *t.shape[-2:]).flatten(0, 1)
+
+        a, b = joined(a, dim_a), joined(b, dim_b)
+        c = None if c is None else joined(c, dim_c)
+        return product(a, b, c, beta, False, False).unflatten(0, (size, batch)), 0
+    return product(a, b, c, beta, False, False), 0
+
+
+def _register_functorch(name: str) -> None:
+    """Let direct calls of the operator under ``torch.func`` go the way of ``sgemm``.
+
+    This is the dispatcher's first key under a transform, so nothing has been unwrapped yet.
+    """
+
+    def kernel(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
+        _checks.check(name, KERNELS[name], a, b, c, **flags)
+        return _differentiable(name, None, a, b, c, **{**_DEFAULTS, **flags})
+
+    _LIB.impl(name, kernel, "FuncTorchDynamicLayerFrontMode")
+
+
+# ---------------------------------------------------------------------------------------------
+# Fakes, autograd kernels, autocast
+
+
+def _raise_as_python(name: str, *operands: Any, **flags: Any) -> None:
+    """After a failed call: raise what is wrong with its arguments, if it was them.
+
+    The kernels check everything, but the dispatcher and C++ know fewer kinds of exception.
+    """
+    try:
+        _checks.check(name, KERNELS[name], *operands, **flags)
+    except (TypeError, ValueError) as error:
+        raise error from None
+
+
+def _register_fake(name: str) -> None:
+    def fake(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
+        return a.new_empty(_checks.check(name, KERNELS[name], a, b, c, **flags))
+
+    torch.library.register_fake(f"xgemm::{name}", fake, lib=_LIB)
+
+
+def _register_autograd(name: str) -> None:
+    op = OPS[name]
+
+    def kernel(
+        keyset: torch._C.DispatchKeySet,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None = None,
+        **flags: Any,
+    ) -> Tensor:
+        try:
+            if _forward_mode() or _any_requires_grad(a, b, c) or _traced_tangent(a, b, c):
+                return _differentiable(name, keyset, a, b, c, **{**_DEFAULTS, **flags})
+            with _BelowAutograd():
+                return op.redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
+        except Exception:
+            _raise_as_python(name, a, b, c, **flags)
+            raise
+
+    _LIB.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+_DEFAULTS: dict[str, Any] = {
+    "alpha": 1.0,
+    "beta": 1.0,
+    "trans_a": False,
+    "trans_b": False,
+    "precision": "fp32",
+    "kernel": "auto",
+    "activation": "none",
+}
+
+
+def _float32(t: Tensor | None) -> Tensor | None:
+    """Autocast's cast: the floating types that it may change, on the devices where it is on."""
+    if (
+        t is None
+        or not t.is_floating_point()
+        or t.dtype in (torch.float32, torch.float64)
+        or not torch.is_autocast_enabled(t.device.type)
+    ):
+        return t
+    return t.to(torch.float32)
+
+
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
+    torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+)
+
+
+def _register_autocast(name: str, op: torch._ops.OpOverload) -> None:
+    def kernel(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
+        a, b, c = _float32(a), _float32(b), _float32(c)
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+            return op(a, b, c, **flags)
+
+    for key in ("AutocastCPU", "AutocastCUDA"):
+        _LIB.impl(name, kernel, key)
+
+
+for _name in NAMES:
+    _register_fake(_name)
+    _register_autograd(_name)
+    _register_functorch(_name)
+    _register_autocast(_name, OPS[_name])
+
+
+def refuse_grad(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor) -> None:
+    """Raise as torch's own out= functions do."""
+    if _functorch_active() or _forward_mode():
+        raise RuntimeError(
+            "sgemm: out= does not work under torch.func transforms or forward-mode "
+            "differentiation; leave it out"
+        )
+    if torch.is_grad_enabled():
+        for arg, t in (("a", a), ("b", b), ("c", c), ("out", out)):
+            if t is not None and t.requires_grad:
+                raise RuntimeError(
+                    "sgemm: functions with out=... arguments don't support automatic "
+                    f"differentiation, but {arg} requires grad"
+                )
+
+
+@torch.library.register_fake("xgemm::sgemm.out", lib=_LIB)
+def _out_fake(
+    a: Tensor, b: Tensor, c: Tensor | None = None, *, out: Tensor, **flags: Any
+) -> Tensor:
+    _checks.check("sgemm", KERNELS["sgemm"], a, b, c, out=out, **flags)
+    return out
+
+
+def _out_autograd(
+    keyset: torch._C.DispatchKeySet,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    out: Tensor,
+    **flags: Any,
+) -> Tensor:
+    refuse_grad(a, b, c, out)
+    try:
+        with _BelowAutograd():
+            _SGEMM_OUT.redispatch(
+                keyset & torch._C._after_autograd_keyset, a, b, c, out=out, **flags
+            )
+    except Exception:
+        _raise_as_python("sgemm", a, b, c, out=out, **flags)
+        raise
+    return out
+
+
+def _out_inplace(
+    keyset: torch._C.DispatchKeySet,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    out: Tensor,
+    **flags: Any,
+) -> Tensor:
+    """Tell autograd that ``out`` has changed, for graphs that hold its old value."""
+    torch.autograd.graph.increment_version(out)
+    with _BelowInplace():
+        _SGEMM_OUT.redispatch(
+            keyset & torch._C._after_ADInplaceOrView_keyset, a, b, c, out=out, **flags
+        )
+    return out
+
+
+_LIB.impl("sgemm.out", _out_autograd, "Autograd", with_keyset=True)
+_LIB.impl("sgemm.out", _out_inplace, "ADInplaceOrView", with_keyset=True)
+_register_autocast("sgemm.out", _SGEMM_OUT)
+
+# ---------------------------------------------------------------------------------------------
+# The public function
+
+
+def sgemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    precision: str = "fp32",
+    kernel: str = "auto",
+    activation: str = "none",
+    out: Tensor | None = None,
+) -> Tensor:
+    """FP32 matrix product: activation(alpha * op(a) op(b) + beta * c).
+
+    Any strides, offsets and alignments are taken as they are, without a copy. Differentiable to any
+    order, in reverse and forward mode, under ``torch.func`` and ``vmap``, compiled and exported.
+
+    Args:
+        a: (M, K) or (batch, M, K); stored as (K, M) or (batch, K, M) with ``trans_a``.
+        b: (K, N) or (batch, K, N); stored as (N, K) or (batch, N, K) with ``trans_b``. A batch size
+            of 1 or none is broadcast to that of the other operand.
+        c: any shape that can be broadcast to the result's, so a bias of (N,) too. Not read where
+            ``beta`` is 0.
+        alpha: factor of the product.
+        beta: factor of ``c``; 0 or 1 where there is no ``c``.
+        trans_a: use ``a`` transposed.
+        trans_b: use ``b`` transposed.
+        precision: "fp32": no element less accurate than FP32 arithmetic gives; "ieee": IEEE fused
+            multiply-adds in the order of k, the same bits on every machine.
+        kernel: "auto" or the name of a stage (``xgemm_torch.stages()``), which must be able to take
+            the problem. On a CPU "auto" is ATen's BLAS, and a stage runs its CUDA source there.
+        activation: "none", "relu", "gelu" (with erf), "gelu_tanh" or "silu". It is part of the
+            product's last step where nothing is to be differentiated, ATen's function otherwise.
+        out: where to write the result: any strides without overlap; it may be ``c`` itself, and may
+            share no memory with an operand otherwise. Not differentiable.
+
+    Returns:
+        ``out``, or a new contiguous tensor of shape (M, N) or (batch, M, N).
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor. (Under autocast lower precisions are cast
+            to float32, and the result is float32.)
+        ValueError: sizes, devices or names that do not fit, with what was given.
+        RuntimeError: ``out`` where something requires grad, or trouble with the device.
+    """
+    flags: dict[str, Any] = {}
+    try:
+        # The dispatcher's work grows with the arguments given, so only what is no default is.
+        if alpha != 1.0:
+            flags["alpha"] = alpha
+        if beta != 1.0:
+            flags["beta"] = beta
+        if trans_a is not False:
+            flags["trans_a"] = trans_a
+        if trans_b is not False:
+            flags["trans_b"] = trans_b
+        if precision != "fp32":
+            flags["precision"] = precision
+        if kernel != "auto":
+            flags["kernel"] = kernel
+        if activation != "none":
+            flags["activation"] = activation
+        if is_compiling():
+            result = _SGEMM(a, b, c, **flags)
+            return result if out is None else _copy_out(a, b, c, result, out)
+        if has_torch_function_variadic(a, b, c, out):
+            operands = (a, b, c, out)
+            return handle_torch_function(sgemm, operands, a, b, c, out=out, **flags)
+        if out is not None:
+            return _into(out, a, b, c, flags)
+        if _functorch_active():
+            _checks.check("sgemm", KERNELS["sgemm"], a, b, c, **flags)
+            return _differentiable("sgemm", None, a, b, c, **{**_DEFAULTS, **flags})
+        if (
+            (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
+            and torch.is_grad_enabled()
+        ) or forward_ad._current_level >= 0:
+            return _differentiable("sgemm", None, a, b, c, **{**_DEFAULTS, **flags})
+        with _BelowAutograd():
+            return _SGEMM(a, b, c, **flags)
+    except Exception:
+        _raise_as_python("sgemm", a, b, c, out=out, **flags)
+        raise
+
+
+def _into(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
+    refuse_grad(a, b, c, out)
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    with _BelowInplace():
+        return _SGEMM_OUT(a, b, c, out=out, **flags)
+
+
+def _copy_out(a: Tensor, b: Tensor, c: Tensor | None, result: Tensor, out: Tensor) -> Tensor:
+    """``out=`` in a compiled graph, where operators must not mutate: a copy that Inductor fuses."""
+    refuse_grad(a, b, c, out)
+    if out.shape != result.shape:
+        raise ValueError(
+            f"sgemm: out must have shape {tuple(result.shape)}, got {tuple(out.shape)}"
+        )
+    return out.copy_(result)

@@ -1,0 +1,94 @@
+"""The ladder's stages as Python sees them: what the compiled module has, in rung order."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from . import _C
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One row of a stage's tile table.
+
+    Attributes:
+        BM, BN, BK: the block's tile, in elements of the result's rows and columns and of K.
+        WM, WN: a warp's part of it, in elements; 0 where warps have none.
+        TM, TN: a thread's part of it, in elements.
+        threads: threads in a block.
+        width: floats that one access to global memory moves.
+        buffers: slices of the operands in shared memory at once; 0 where there are none.
+        min_blocks: blocks that must fit on a multiprocessor (the kernel's launch bound).
+        group: rows of tiles that are walked together, to stay in the L2 cache.
+        smem: shared memory of a block, in bytes.
+        rate: measured TFLOP/s on a large problem, which the choice rests on; 0 for none.
+    """
+
+    BM: int
+    BN: int
+    BK: int
+    WM: int
+    WN: int
+    TM: int
+    TN: int
+    threads: int
+    width: int
+    buffers: int
+    min_blocks: int
+    group: int
+    smem: int
+    rate: float
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Tile:
+        """From a row of the compiled module, which may tell more than this class keeps."""
+        return cls(**{f.name: row[f.name] for f in fields(cls)})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the ladder, which is also the operator ``torch.ops.xgemm.<name>``.
+
+    Attributes:
+        name: the operator's name and the value for ``kernel=``.
+        rung: its number on the ladder.
+        idea: what is new in it, in a few words.
+        source: the published kernels that it comes from.
+        file: its source file under ``csrc/xgemm/stages``.
+        min_sm: the least compute capability, as in 80 or 90; 0 for any.
+        max_sm: the last compute capability; 0 for any.
+        strict: whether its bits are those of the chain of fused multiply-adds in the order of k.
+        cuda: whether this build has its CUDA flavour (the host flavour is always there).
+        tiles: its tile table.
+    """
+
+    name: str
+    rung: int
+    idea: str
+    source: str
+    file: str
+    min_sm: int
+    max_sm: int
+    strict: bool
+    cuda: bool
+    tiles: tuple[Tile, ...]
+
+
+@functools.cache
+def _stages() -> tuple[Stage, ...]:
+    rows = json.loads(_C.stages())
+    return tuple(
+        Stage(
+            **{f.name: row[f.name] for f in fields(Stage) if f.name != "tiles"},
+            tiles=tuple(Tile.from_row(tile) for tile in row["tiles"]),
+        )
+        for row in rows
+    )
+
+
+def stages() -> list[Stage]:
+    """The stages of this build, lowest rung first."""
+    return list(_stages())
