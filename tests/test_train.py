@@ -250,7 +250,7 @@ ENVIRONMENT = {
         [str(Path(xgemm_torch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     ),
 }
-LONG = ["--steps", "400", "--checkpoint-every", "10", "--dropout", "0.1"]
+LONG = ["--steps", "240", "--checkpoint-every", "10", "--dropout", "0.1"]
 
 
 def start(*arguments):
@@ -298,7 +298,7 @@ def test_killed_twice_and_resumed_gives_the_losses_of_an_uninterrupted_run(tmp_p
     assert "resuming: converted, " in output
     one, other = (json.loads((f / "summary.json").read_text()) for f in (whole, cut))
     for run in ("stock", "converted"):
-        assert len(other["runs"][run]["losses"]) == 400
+        assert len(other["runs"][run]["losses"]) == 240
         assert other["runs"][run]["losses"] == one["runs"][run]["losses"]
         assert other["runs"][run]["validation"] == one["runs"][run]["validation"]
         assert other["runs"][run]["sample"] == one["runs"][run]["sample"]

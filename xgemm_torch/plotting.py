@@ -53,7 +53,7 @@ def training(summary: dict[str, Any], path: Path) -> None:
     config, runs = summary["config"], summary["runs"]
     figure = _figure(11, 6.6)
     grid = figure.add_gridspec(
-        2, 2, width_ratios=(1.55, 1), height_ratios=(1.5, 1), hspace=0.42, wspace=0.2,
+        2, 2, width_ratios=(1.55, 1), height_ratios=(1.5, 1), hspace=0.42, wspace=0.25,
         left=0.07, right=0.975, top=0.865, bottom=0.085,
     )  # fmt: skip
     _losses(figure.add_subplot(grid[0, 0]), runs)
@@ -107,6 +107,7 @@ def _difference(axes: Axes, summary: dict[str, Any]) -> None:
         f"largest {largest['largest']:.1e}", (largest["largest_at_step"], largest["largest"]),
         xytext=(-4, 4), textcoords="offset points", fontsize=8.5, color=INK, ha="right",
     )  # fmt: skip
+    axes.minorticks_off()
     axes.margins(y=0.15)
 
 
@@ -129,7 +130,8 @@ def _step_times(axes: Axes, summary: dict[str, Any]) -> None:
         axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc="lower left")
     if beyond:
         axes.text(0.99, 0.97, f"{beyond} slower steps lie above", transform=axes.transAxes,
-                  ha="right", va="top", fontsize=8, color=QUIET)  # fmt: skip
+                  ha="right", va="top", fontsize=8, color=QUIET,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 2})  # fmt: skip
 
 
 def _shares(axes: Axes, runs: dict[str, Any]) -> None:
