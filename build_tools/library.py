@@ -163,7 +163,6 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
         "cuda $in",
         depfile=True,
     )
-    flags = f"{CUDA_KERNEL} -Xcompiler {plan.path_flags()}"
     units = [(stage.path, plan.cuda_archs(stage)) for stage in plan.sources.stages]
     units += [(source, plan.archs) for source in plan.sources.cuda]
     for source, targets in units:
@@ -172,7 +171,7 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
         out, log = obj / f"{source.stem}.o", obj / f"{source.stem}.ptxas.txt"
         gencode = " ".join(arch.gencode for arch in targets)
         file.build(
-            "nvcc", out, [source], also_makes=[log], flags=f"{flags} {gencode}", log=str(log)
+            "nvcc", out, [source], also_makes=[log], flags=f"{CUDA_KERNEL} {gencode}", log=str(log)
         )
         plan.objects.append(out)
 

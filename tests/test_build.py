@@ -1,0 +1,465 @@
+"""The build: what it is asked, what it finds, and that an edit rebuilds no more than it must."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from build_tools import archs, compiler, cuda_toolkit, environment, library, ninja_file, settings
+from build_tools import sources as sources_module
+from build_tools import summary as summary_module
+from build_tools.settings import ROOT, BuildError, Settings
+
+NVCC = cuda_toolkit.find().toolkit
+
+
+def codes(targets):
+    return [arch.code for arch in targets]
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_settings_defaults():
+    assert settings.read({}) == Settings("auto", (), "", settings.default_jobs())
+    assert settings.default_jobs() >= 1
+
+
+def test_settings_are_read():
+    asked = {
+        "XGEMM_CUDA": "0",
+        "XGEMM_STAGES": "5, naive",
+        "TORCH_CUDA_ARCH_LIST": " 8.0 ",
+        "MAX_JOBS": "3",
+    }
+    assert settings.read(asked) == Settings("0", ("5", "naive"), "8.0", 3)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("XGEMM_CUDA", "yes"), ("MAX_JOBS", "0"), ("MAX_JOBS", "-1"), ("MAX_JOBS", "many")],
+)
+def test_settings_that_cannot_be(variable, value):
+    with pytest.raises(BuildError, match=f"{variable} is '{value}'"):
+        settings.read({variable: value})
+
+
+def test_setup_says_what_is_wrong():
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=ROOT,
+        env={**os.environ, "XGEMM_CUDA": "perhaps"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "xgemm_torch: XGEMM_CUDA is 'perhaps'; it can be auto, 0 or 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- architectures --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ["sm_80", "sm_90a", "compute_90"]),
+        ("8.0 9.0a 9.0+PTX", ["sm_80", "sm_90a", "compute_90"]),
+        ("8.0;9.0a", ["sm_80", "sm_90a"]),
+        ("8.0,8.6", ["sm_80", "sm_86"]),
+        ("9.0+PTX", ["sm_90", "compute_90"]),
+        ("9.0a+PTX", ["sm_90a", "compute_90a"]),
+        ("9.0 9.0a", ["sm_90", "sm_90a"]),
+        ("10.0 12.0f", ["sm_100", "sm_120f"]),
+        ("8.0 8.0", ["sm_80"]),
+        ("Ampere", ["sm_80", "sm_86"]),
+        ("Ampere+PTX", ["sm_80", "sm_86", "compute_86"]),
+        ("Hopper", ["sm_90a", "compute_90"]),
+    ],
+)
+def test_arch_list(text, expected):
+    assert codes(archs.parse(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["90a", "sm_90", "9.0b", "native", "Pascal", "9", "9.0+SASS", "8.0 x", ";", "8,0"]
+)
+def test_arch_list_that_is_none(text):
+    with pytest.raises(BuildError, match="TORCH_CUDA_ARCH_LIST"):
+        archs.parse(text)
+
+
+def test_arch_flags():
+    flags = [arch.gencode for arch in archs.parse("9.0a 9.0+PTX")]
+    assert flags == [
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_90,code=compute_90",
+    ]
+    assert [str(arch) for arch in archs.parse("")] == archs.DEFAULT.split()
+
+
+@pytest.mark.parametrize(
+    ("directive", "build", "expected"),
+    [
+        ("", "8.0 9.0a 9.0+PTX", ["sm_80", "sm_90a", "compute_90"]),
+        ("sm_90a", "8.0 9.0a 9.0+PTX", ["sm_90a"]),
+        ("sm_90a", "8.0 9.0", ["sm_90a"]),
+        ("sm_90a", "8.0", []),
+        ("sm_80 sm_90a", "8.0 9.0a", ["sm_80", "sm_90a"]),
+        ("sm_80, sm_90a", "8.0", ["sm_80"]),
+    ],
+)
+def test_stage_targets(directive, build, expected):
+    only = archs.parse_directive(directive, "x.cu") if directive else ()
+    assert codes(archs.for_stage(only, archs.parse(build))) == expected
+
+
+@pytest.mark.parametrize("text", ["90a", "sm_9", "", "sm_90x"])
+def test_directive_that_is_none(text):
+    with pytest.raises(BuildError, match="x.cu: '// arch:'"):
+        archs.parse_directive(text, "x.cu")
+
+
+# --- finding compilers ----------------------------------------------------------------------------
+
+
+def fake_toolkit(root, version="13.0", library_dir="lib64", top=None):
+    """A toolkit of one shell script that answers the two questions that nvcc is asked."""
+    for folder in ("bin", library_dir):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / library_dir / "libcudart_static.a").touch()
+    script(
+        root / "bin" / "nvcc",
+        f'case "$1" in\n--version) echo "release {version}, V{version}.1" ;;\n'
+        f'--dryrun) echo "#\\$ TOP={top or root / "bin" / ".."}" >&2 ;;\nesac',
+    )
+    return root
+
+
+def script(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def search(tmp_path, **environ):
+    nowhere = tmp_path / "nowhere"
+    nowhere.mkdir(exist_ok=True)
+    path = {"PATH": str(nowhere), **environ}
+    return cuda_toolkit.find(path, system=tmp_path / "system", site=tmp_path / "site")
+
+
+def test_no_toolkit(tmp_path):
+    found = search(tmp_path)
+    assert found.toolkit is None
+    assert found.why_not.startswith("no nvcc in $CUDA_HOME, the PATH")
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_toolkit_by_variable(tmp_path, variable):
+    root = fake_toolkit(tmp_path / "cuda")
+    toolkit = search(tmp_path, **{variable: str(root)}).toolkit
+    assert toolkit.root == root
+    assert toolkit.version == "13.0"
+    assert toolkit.static_runtime == root / "lib64" / "libcudart_static.a"
+    assert toolkit.found == f"${variable}"
+
+
+def test_toolkit_behind_a_link(tmp_path):
+    root = fake_toolkit(tmp_path / "cuda")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "nvcc").symlink_to(root / "bin" / "nvcc")
+    assert search(tmp_path, PATH=str(tmp_path / "links")).toolkit.root == root
+
+
+def test_toolkit_behind_a_script(tmp_path):
+    root = fake_toolkit(tmp_path / "cuda")
+    wrapper = script(tmp_path / "tools" / "nvcc", f'exec {root}/bin/nvcc "$@"')
+    toolkit = search(tmp_path, PATH=str(wrapper.parent)).toolkit
+    assert toolkit.root == root
+    assert toolkit.nvcc == root / "bin" / "nvcc"
+
+
+def test_toolkit_of_the_system_newest_first(tmp_path):
+    for name in ("cuda-12.9", "cuda-13.0", "cuda-9.2"):
+        fake_toolkit(tmp_path / "system" / name, name.removeprefix("cuda-"))
+    assert search(tmp_path).toolkit.version == "13.0"
+
+
+def test_toolkit_from_wheels(tmp_path):
+    root = fake_toolkit(tmp_path / "site" / "nvidia" / "cu13", library_dir="lib")
+    toolkit = search(tmp_path).toolkit
+    assert toolkit.root == root
+    assert toolkit.found == "Python's packages"
+
+
+def test_unusable_toolkits_are_passed_over_and_named(tmp_path):
+    old = fake_toolkit(tmp_path / "old", "11.8")
+    bare = fake_toolkit(tmp_path / "bare")
+    (bare / "lib64" / "libcudart_static.a").unlink()
+    broken = script(tmp_path / "tools" / "nvcc", "exit 1")
+    gone = {"CUDA_HOME": str(old), "CUDA_PATH": str(bare), "PATH": str(broken.parent)}
+    found = search(tmp_path, **gone)
+    assert found.toolkit is None
+    assert "is of CUDA 11.8, 12.0 is needed" in found.why_not
+    assert "holds no libcudart_static.a" in found.why_not
+    assert f"{broken} does not run" in found.why_not
+    good = fake_toolkit(tmp_path / "system" / "cuda")
+    assert search(tmp_path, **gone).toolkit.root == good
+
+
+def test_missing_cuda_home_is_named(tmp_path):
+    found = search(tmp_path, CUDA_HOME=str(tmp_path / "missing"))
+    assert "(from $CUDA_HOME) does not exist" in found.why_not
+
+
+def test_cuda_asked_for_and_not_to_be_had(monkeypatch):
+    nothing = cuda_toolkit.Search(None, ())
+    monkeypatch.setattr(cuda_toolkit, "find", lambda: nothing)
+    with pytest.raises(BuildError, match="XGEMM_CUDA=1, but there is no nvcc"):
+        library.make_plan(Settings(cuda="1"))
+    plan = library.make_plan(Settings(cuda="auto"))
+    assert plan.toolkit is None
+    assert plan.why_no_cuda == nothing.why_not
+
+
+def test_compiler():
+    assert compiler.find().name.startswith("g++ ")
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        ("g++ (Debian) 9.4.0\nCopyright (C) Free Software Foundation", "version 11 or newer"),
+        ("clang version 17.0.1", "is not g++"),
+    ],
+)
+def test_compiler_that_will_not_do(tmp_path, says, message):
+    fake = script(tmp_path / "cxx", f'echo "{says}"')
+    with pytest.raises(BuildError, match=message):
+        compiler.find({"CXX": str(fake), "PATH": os.environ["PATH"]})
+
+
+def test_no_compiler(tmp_path):
+    with pytest.raises(BuildError, match="no C[+][+] compiler"):
+        compiler.find({"PATH": str(tmp_path)})
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+def test_every_stage_file_is_found():
+    found = sources_module.find(ROOT)
+    files = sorted(path.name for path in ROOT.glob("csrc/xgemm/stages/*"))
+    assert [stage.path.name for stage in found.stages] == files
+
+
+@pytest.mark.parametrize("word", ["05_smem_tiled", "smem_tiled", "5", "05"])
+def test_choosing_stages(word):
+    assert [stage.number for stage in sources_module.find(ROOT, (word,)).stages] == [5]
+
+
+def test_choosing_a_stage_that_there_is_not():
+    with pytest.raises(BuildError, match="XGEMM_STAGES names 'nope'; there are: naive, "):
+        sources_module.find(ROOT, ("nope",))
+
+
+# --- a small tree of its own ----------------------------------------------------------------------
+
+STAGE = """// The idea of {name}.
+{directive}#include "xgemm/common.h"
+namespace xgemm::XGEMM_FLAVOUR::{name} {{
+#ifdef __CUDACC__
+__global__ void kernel(float* p) {{ p[threadIdx.x] = kOne; }}
+#endif
+float one() {{ return kOne; }}
+}}
+"""
+
+
+class Tree:
+    """A repository of two stages, one of them for Hopper alone, and one plain source."""
+
+    def __init__(self, root, cuda):
+        self.root = root
+        self.cuda = cuda
+        self.write("csrc/xgemm/common.h", "#pragma once\ninline constexpr float kOne = 1.f;\n")
+        self.write("csrc/xgemm/stages/01_any.cu", STAGE.format(name="any", directive=""))
+        hopper = STAGE.format(name="hopper", directive="// arch: sm_90a\n")
+        self.write("csrc/xgemm/stages/02_hopper.cu", hopper)
+        self.write("csrc/xgemm/plain.cpp", '#include "xgemm/common.h"\nfloat two() { return 2; }\n')
+        self.plan = self.make()
+        library.compile_objects(self.plan)
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def make(self, **asked):
+        plan = library.make_plan(Settings("1" if self.cuda else "0", **asked), self.root)
+        library.write(plan)
+        return plan
+
+    def pending(self):
+        """The objects that ninja would make now."""
+        said = ninja_file.run(self.root, self.plan.ninja_file, dry=True)
+        words = [line.split() for line in said.splitlines() if " -o " in line]
+        return sorted(line[line.index("-o") + 1].partition("obj/")[2] for line in words)
+
+    def touch(self, name):
+        os.utime(self.root / name)
+
+
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(NVCC is None, reason="there is no nvcc"))
+cuda_only = pytest.mark.parametrize("tree", [CUDA], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["host", CUDA])
+def tree(request, tmp_path_factory):
+    return Tree(tmp_path_factory.mktemp("tree with a space"), request.param == "cuda")
+
+
+def settle(tree):
+    library.compile_objects(tree.plan)
+    assert tree.pending() == []
+
+
+def test_nothing_to_do_when_nothing_changed(tree):
+    settle(tree)
+    library.write(tree.make())
+    assert tree.pending() == []
+    assert all((tree.root / path).exists() for path in tree.plan.objects)
+
+
+def test_an_edit_of_one_stage_rebuilds_that_stage(tree):
+    settle(tree)
+    tree.touch("csrc/xgemm/stages/02_hopper.cu")
+    flavours = ["cuda", "host"] if tree.cuda else ["host"]
+    assert tree.pending() == [f"{flavour}/02_hopper.o" for flavour in flavours]
+
+
+def test_an_edit_of_a_header_rebuilds_what_includes_it(tree):
+    settle(tree)
+    tree.touch("csrc/xgemm/common.h")
+    flavours = ["cuda", "host"] if tree.cuda else ["host"]
+    stages = [f"{flavour}/{n}.o" for flavour in flavours for n in ("01_any", "02_hopper")]
+    assert tree.pending() == sorted([*stages, "cpp/plain.o"])
+
+
+@cuda_only
+def test_the_flags_are_part_of_what_is_built(tree):
+    settle(tree)
+    before = tree.plan
+    tree.plan = tree.make(archs="9.0a")
+    # The stage for Hopper is compiled as before.
+    assert tree.pending() == ["cuda/01_any.o"]
+    tree.plan = before
+    library.write(before)
+
+
+@cuda_only
+def test_a_stage_is_compiled_for_its_own_architectures(tree):
+    settle(tree)
+    logs = {
+        stem: (tree.root / tree.plan.build_dir / "obj/cuda" / f"{stem}.ptxas.txt").read_text()
+        for stem in ("01_any", "02_hopper")
+    }
+    assert "for 'sm_80'" in logs["01_any"] and "for 'sm_90a'" in logs["01_any"]
+    assert "for 'sm_80'" not in logs["02_hopper"] and "for 'sm_90a'" in logs["02_hopper"]
+
+
+def test_a_stage_that_no_gpu_of_the_build_can_run_is_host_only(tree):
+    plan = library.make_plan(Settings("auto" if tree.cuda else "0", archs="8.0"), tree.root)
+    hopper = next(stage for stage in plan.sources.stages if stage.name == "hopper")
+    assert plan.cuda_archs(hopper) == ()
+    said = summary_module.text(plan, None, "2.13.0", 1.0)
+    assert ("not for these GPUs, so host alone: hopper" in said) == tree.cuda
+
+
+def test_objects_name_no_directory_of_this_machine(tree):
+    settle(tree)
+    for path in tree.plan.objects:
+        assert str(tree.root).encode() not in (tree.root / path).read_bytes(), path
+
+
+def test_a_compile_error_is_shown_and_ends_the_build(tree, capfd):
+    settle(tree)
+    path = tree.root / "csrc/xgemm/stages/01_any.cu"
+    text = path.read_text()
+    try:
+        path.write_text(text + "\nthis is no C++;\n")
+        with pytest.raises(BuildError, match="compiling csrc/xgemm failed"):
+            library.compile_objects(tree.plan)
+        said = capfd.readouterr()
+        assert "01_any.cu" in said.out + said.err and "error" in said.out + said.err
+    finally:
+        path.write_text(text)
+
+
+def test_facts_for_the_binding(tree):
+    text = (tree.root / tree.plan.include_dir / "xgemm_build_info.h").read_text()
+    assert f'#define XGEMM_BUILD_COMPILER "{compiler.find().name}"' in text
+    if tree.cuda:
+        assert f'#define XGEMM_BUILD_CUDA_VERSION "{NVCC.version}"' in text
+        assert '#define XGEMM_BUILD_ARCHS "8.0 9.0a 9.0+PTX"' in text
+    else:
+        assert '#define XGEMM_BUILD_CUDA_VERSION ""' in text
+        assert '#define XGEMM_BUILD_ARCHS ""' in text
+
+
+def test_summary(tree):
+    said = summary_module.text(tree.plan, None, "2.13.0+cpu", 61.2)
+    assert len(said.splitlines()) < 24 and max(map(len, said.splitlines())) <= 100
+    assert "any, hopper" in said and "61 s" in said and compiler.find().name in said
+    if tree.cuda:
+        assert str(NVCC.nvcc) in said and "sm_80 sm_90a compute_90" in said
+    else:
+        assert "no kernels: XGEMM_CUDA=0" in said and "host flavour alone" in said
+
+
+def test_wrong_file_names_and_directives_are_named(tmp_path):
+    path = tmp_path / "csrc/xgemm/stages/naive.cu"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    with pytest.raises(BuildError, match="a stage's file is named NN_name.cu"):
+        sources_module.find(tmp_path)
+    path.rename(path.with_name("01_naive.cu")).write_text("// arch: sm_80\n// arch: sm_90a\n")
+    with pytest.raises(BuildError, match="more than one '// arch:' line"):
+        sources_module.find(tmp_path)
+
+
+# --- environment and wheel ------------------------------------------------------------------------
+
+
+def test_torch_can_be_chosen():
+    assert environment.default_torch({"TORCH": "torch==2.10.0"}) == "torch==2.10.0"
+    assert environment.default_torch({}) in (environment.CPU_TORCH, environment.GPU_TORCH)
+
+
+@pytest.mark.parametrize("extra", ["test", "lint", "plot"])
+def test_extras_are_read(extra):
+    assert environment.extra_packages(Path(sys.executable), extra)
+
+
+@pytest.mark.slow
+def test_wheel(tmp_path):
+    pytest.importorskip("setuptools", minversion="70.1")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-cp310-abi3-linux_" in wheel.name
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"xgemm_torch/_C.abi3.so", "xgemm_torch/py.typed", "xgemm_torch/__init__.py"} <= names
+    assert any(name.endswith("LICENSE") for name in names)
+    assert not any(name.startswith(("tests/", "build_tools/", "csrc/")) for name in names)
