@@ -1,0 +1,290 @@
+"""What the CUDA compiler made of each stage: no spills, the occupancy claimed, vector instructions.
+
+Reads the words of ptxas that the build keeps, and the objects themselves; needs no GPU.
+"""
+
+import functools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import xgemm_torch
+from build_tools import cuda_toolkit, library, ptxas
+from build_tools.settings import ROOT
+
+BUILD = ROOT / library.BUILD_DIR
+STAGES = xgemm_torch.stages()
+BUILT = [stage for stage in STAGES if stage.cuda]
+TOOLKIT = cuda_toolkit.find().toolkit
+CUOBJDUMP = cuda_toolkit.find_disassembler(TOOLKIT.root if TOOLKIT else None)
+LOGS = ptxas.read(BUILD)
+
+needs_kernels = pytest.mark.skipif(not BUILT, reason="this build has no CUDA kernels (no nvcc)")
+needs_logs = pytest.mark.skipif(
+    not BUILT or not LOGS, reason="the CUDA objects are not in this tree's build directory"
+)
+needs_disassembler = pytest.mark.skipif(
+    CUOBJDUMP is None, reason="there is no cuobjdump with an nvdisasm"
+)
+each_stage = pytest.mark.parametrize("stage", BUILT or [None], ids=lambda s: s and s.name)
+
+
+def stem(stage):
+    return Path(stage.file).stem
+
+
+def kernels(stage):
+    return [f for f in LOGS[stem(stage)] if f.entry]
+
+
+# --- the parser and the occupancy -----------------------------------------------------------------
+
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN5xgemm4cuda1x6kernelILi1ELb0EEEvNS_4GemmE' for 'sm_80'
+ptxas info    : Function properties for _ZN5xgemm4cuda1x6kernelILi1ELb0EEEvNS_4GemmE
+    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 127 registers, used 1 barriers, 8448 bytes smem, 528 bytes cmem[0]
+ptxas info    : Compile time = 39.702 ms
+ptxas info    : Function properties for _ZN5xgemm8activateENS_3ActEf
+    24 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function '_ZN5xgemm4cuda1y6kernelENS_4GemmE' for 'sm_90a'
+ptxas info    : Function properties for _ZN5xgemm4cuda1y6kernelENS_4GemmE
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers
+"""
+
+
+def test_parser():
+    first, callee, second = ptxas.parse(LOG)
+    assert (first.arch, first.sm, first.entry, first.registers) == ("sm_80", 80, True, 127)
+    assert (first.smem, first.stack, first.spill_stores, first.spill_loads) == (8448, 16, 8, 4)
+    assert first.local_memory == 28
+    assert (first.tile, first.short_name) == (1, "kernel<1,false>")
+    assert (callee.entry, callee.stack, callee.arch) == (False, 24, "sm_80")
+    assert (second.arch, second.sm, second.registers, second.smem) == ("sm_90a", 90, 32, 0)
+    assert (second.tile, second.short_name) == (0, "kernel")
+
+
+@pytest.mark.parametrize(
+    ("sm", "threads", "registers", "smem", "blocks"),
+    [
+        (90, 256, 128, 8448, 2),  # 256 x 128 registers are half of the file
+        (90, 256, 129, 8448, 1),
+        (90, 256, 255, 0, 1),
+        (90, 1024, 32, 9216, 2),  # 2048 threads
+        (86, 1024, 32, 9216, 1),  # 1536 threads
+        (90, 32, 16, 0, 32),  # 32 blocks
+        (90, 128, 32, 227 * 1024, 1),
+        (90, 128, 32, 227 * 1024 + 1, 0),
+        (90, 128, 32, 113 * 1024, 2),  # with 1 KiB of each block reserved
+        (90, 128, 32, 113 * 1024 + 1, 1),
+        (80, 128, 32, 163 * 1024, 1),
+        (90, 1024, 65, 0, 0),  # 1024 x 72 registers are more than there are
+    ],
+)
+def test_occupancy(sm, threads, registers, smem, blocks):
+    assert ptxas.blocks_per_sm(sm, threads, registers, smem) == blocks
+
+
+PROGRAM = """
+#include <cstddef>
+#include <cstdio>
+#include "cuda_occupancy.h"
+int main() {
+  int major, minor, threads, registers, threads_sm, smem_sm, smem_block, reserved;
+  while (scanf("%d %d %d %d %d %d %d %d", &major, &minor, &threads, &registers, &threads_sm,
+               &smem_sm, &smem_block, &reserved) == 8) {
+    int smem;
+    if (scanf("%d", &smem) != 1) return 1;
+    cudaOccDeviceProp device;
+    device.computeMajor = major;
+    device.computeMinor = minor;
+    device.maxThreadsPerBlock = 1024;
+    device.maxThreadsPerMultiprocessor = threads_sm;
+    device.regsPerBlock = 65536;
+    device.regsPerMultiprocessor = 65536;
+    device.warpSize = 32;
+    device.sharedMemPerBlock = 48 * 1024;
+    device.sharedMemPerMultiprocessor = smem_sm;
+    device.numSms = 100;
+    device.sharedMemPerBlockOptin = smem_block;
+    device.reservedSharedMemPerBlock = reserved;
+    cudaOccFuncAttributes function;
+    function.maxThreadsPerBlock = 1024;
+    function.numRegs = registers;
+    function.sharedSizeBytes = 0;
+    function.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+    function.maxDynamicSharedSizeBytes = smem;
+    cudaOccDeviceState state;
+    cudaOccResult result;
+    if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &function, &state, threads, smem))
+      return 2;
+    printf("%d\\n", result.activeBlocksPerMultiprocessor);
+  }
+}
+"""
+
+
+@pytest.mark.skipif(TOOLKIT is None, reason="there is no CUDA toolkit with cuda_occupancy.h")
+def test_occupancy_agrees_with_cudas_own_header(tmp_path):
+    (tmp_path / "main.cpp").write_text(PROGRAM)
+    program = str(tmp_path / "occupancy")
+    include = f"-I{TOOLKIT.root / 'include'}"
+    compile_it = ["g++", "-w", include, str(tmp_path / "main.cpp"), "-o", program]
+    subprocess.run(compile_it, check=True)
+    cases = [
+        (sm, threads, registers, smem)
+        for sm in (75, 80, 86, 89, 90)
+        for threads in (32, 64, 96, 128, 160, 256, 384, 512, 768, 1024)
+        for registers in (1, 16, 24, 32, 33, 40, 64, 65, 80, 96, 127, 128, 168, 255)
+        for smem in (0, 1, 1024, 8448, 16384, 33 * 1024, 48 * 1024, 64 * 1024)
+    ]
+    lines = []
+    for sm, threads, registers, smem in cases:
+        limits = ptxas.LIMITS[sm]
+        machine = (limits.threads, limits.smem, limits.smem_of_block, 1024 if sm >= 80 else 0)
+        lines.append(" ".join(map(str, (sm // 10, sm % 10, threads, registers, *machine, smem))))
+    done = subprocess.run(
+        [program], input="\n".join(lines), capture_output=True, text=True, check=True
+    )
+    theirs = list(map(int, done.stdout.split()))
+    ours = [ptxas.blocks_per_sm(*case) for case in cases]
+    wrong = [(c, o, t) for c, o, t in zip(cases, ours, theirs, strict=True) if o != t]
+    assert not wrong[:5]
+
+
+# --- the stages -----------------------------------------------------------------------------------
+
+
+@needs_kernels
+@needs_logs
+def test_every_stage_has_its_log_and_every_architecture():
+    assert {stem(stage) for stage in BUILT} <= set(LOGS)
+    for stage in BUILT:
+        by_arch = {}
+        for f in kernels(stage):
+            by_arch.setdefault(f.arch, []).append(f.name)
+        assert by_arch, stage.name
+        # Every architecture has the same kernels.
+        assert len({tuple(sorted(names)) for names in by_arch.values()}) == 1, stage.name
+
+
+@needs_kernels
+@needs_logs
+@each_stage
+def test_no_local_memory(stage):
+    touched = [f for f in LOGS[stem(stage)] if f.local_memory]
+    assert not touched, f"{stage.name}: stack or spills in {touched}"
+
+
+@needs_kernels
+@needs_logs
+@each_stage
+def test_registers_and_occupancy(stage):
+    for f in kernels(stage):
+        tile = stage.tiles[f.tile]
+        assert 0 < f.registers <= 255
+        assert f.registers * tile.threads * tile.min_blocks <= ptxas.REGISTER_FILE, f
+        blocks = ptxas.blocks_per_sm(f.sm, tile.threads, f.registers, max(f.smem, tile.smem))
+        assert blocks >= tile.min_blocks, f"{f}: {blocks} blocks an SM, {tile.min_blocks} claimed"
+
+
+@needs_kernels
+@needs_logs
+@each_stage
+def test_shared_memory_is_what_the_tile_says(stage):
+    for f in kernels(stage):
+        tile = stage.tiles[f.tile]
+        assert tile.smem <= ptxas.LIMITS[f.sm].smem_of_block or f.sm < stage.min_sm, f
+        # Static shared memory is the tile's and perhaps some barriers; a stage that asks for it at
+        # the launch has none.
+        assert f.smem == 0 or tile.smem <= f.smem <= tile.smem + 1024, f
+
+
+@needs_kernels
+@needs_logs
+def test_report():
+    tiles = {stem(s): [(tile.threads, tile.min_blocks) for tile in s.tiles] for s in BUILT}
+    report = ptxas.table(LOGS, tiles)
+    (ROOT / "build" / "compile_report.txt").write_text(report + "\n")
+    print(report)
+    for stage in BUILT:
+        assert report.count(stem(stage)) == len(kernels(stage))
+
+
+# --- the machine code -----------------------------------------------------------------------------
+
+
+@functools.cache
+def machine_code(name):
+    """Instructions of an object: {(arch, function): [opcode, ...]}."""
+    done = subprocess.run(
+        [CUOBJDUMP, "-sass", str(BUILD / "obj" / "cuda" / f"{name}.o")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, arch, here = {}, "", []
+    for line in done.stdout.splitlines():
+        if match := re.search(r"^arch = (\w+)", line.strip()):
+            arch = match[1]
+        elif match := re.search(r"Function : (\S+)", line):
+            here = code.setdefault((arch, match[1]), [])
+        elif match := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line):
+            here.append(match[1])
+    return {key: opcodes for key, opcodes in code.items() if "kernel" in key[1]}
+
+
+needs_code = [needs_kernels, needs_logs, needs_disassembler, each_stage]
+
+
+def on_machine_code(test):
+    for mark in needs_code:
+        test = mark(test)
+    return test
+
+
+@on_machine_code
+def test_machine_code_is_there_for_every_kernel(stage):
+    code = machine_code(stem(stage))
+    assert {name for _, name in code} == {f.name for f in kernels(stage)}
+    assert len(code) == len(kernels(stage))
+    assert all(opcodes[-1] for opcodes in code.values())
+
+
+@on_machine_code
+def test_no_local_loads_or_stores(stage):
+    for key, opcodes in machine_code(stem(stage)).items():
+        assert not [op for op in opcodes if re.match(r"(LDL|STL)\b", op)], key
+
+
+@on_machine_code
+def test_the_product_is_fused_multiply_adds(stage):
+    for key, opcodes in machine_code(stem(stage)).items():
+        assert [op for op in opcodes if op.split(".")[0].startswith("FFMA")], key
+
+
+@on_machine_code
+def test_accumulators_are_unrolled(stage):
+    names = {f.name: f for f in kernels(stage)}
+    for (arch, name), opcodes in machine_code(stem(stage)).items():
+        tile = stage.tiles[names[name].tile]
+        ffma = sum(op.split(".")[0] == "FFMA" for op in opcodes)
+        assert ffma >= tile.TM * tile.TN, (arch, name)
+
+
+@on_machine_code
+def test_vector_stages_use_vector_instructions(stage):
+    if not stage.name.startswith("vec4_"):
+        return
+    for arch in {arch for arch, _ in machine_code(stem(stage))}:
+        opcodes = [
+            op for (a, _), ops in machine_code(stem(stage)).items() if a == arch for op in ops
+        ]
+        assert any(re.match(r"LDG\.E\.128", op) for op in opcodes), arch
+        assert any(re.match(r"STG\.E\.128", op) for op in opcodes), arch
+    for key, opcodes in machine_code(stem(stage)).items():
+        assert any(re.match(r"LDS(\.U)?\.128", op) for op in opcodes), key
