@@ -199,14 +199,14 @@ def link_flags(plan: Plan) -> list[str]:
 
     libtorch is needed for its own sake: in a CUDA build of torch it is what brings in
     libtorch_cuda, where the weak symbols of csrc/torch are; a linker that drops what seems unused
-    would drop it. The CUDA runtime is linked in, and hidden, so that a library with kernels loads
-    where there is no CUDA, and beside another CUDA runtime.
+    would drop it. The CUDA runtime is linked in, and like all else hidden, so that a library with
+    kernels loads where there is no CUDA, and beside another CUDA runtime.
     """
     flags = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
     if plan.toolkit:
-        runtime = plan.toolkit.static_runtime
-        flags += [str(runtime), "-lrt", "-lpthread", f"-Wl,--exclude-libs,{runtime.name}"]
-    return [*flags, "-ldl"]
+        flags += [str(plan.toolkit.static_runtime), "-lrt", "-lpthread"]
+    exports = plan.root / "build_tools" / "exports.map"
+    return [*flags, "-ldl", f"-Wl,--version-script={exports}"]
 
 
 @contextmanager
