@@ -16,8 +16,8 @@ from build_tools.settings import ROOT
 
 PYTHONS = [p for p in os.environ.get("XGEMM_TEST_PYTHONS", "").split(":") if p]
 
-# Runs in the other interpreter, which needs neither pytest nor numpy. Integers up to 4 make every product
-# exact, so the bits must not depend on which BLAS is there.
+# Runs in the other interpreter, which needs neither pytest nor numpy. Integers up to 4 make every
+# product exact, so the bits must not depend on which BLAS is there.
 PROGRAM = """
 import hashlib, json, sys
 import torch
