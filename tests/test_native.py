@@ -33,3 +33,17 @@ def test_program(plan, name):
     assert "ThreadSanitizer" not in done.stdout and "ERROR: AddressSanitizer" not in done.stdout
     assert "runtime error" not in done.stdout
     print(done.stdout)
+
+
+PROBES = {
+    "asan": {"none": 0, "smem_out_of_bounds": 1, "misaligned": 1},
+    "tsan": {"none": 0, "race": 1, "race_of_writers": 1, "missing_wait": 1, "missing_barrier_after_wait": 1},
+}
+
+
+@pytest.mark.parametrize("name, fault", [(n, f) for n, faults in PROBES.items() for f in faults])
+def test_the_sanitizers_see_planted_faults(plan, name, fault):
+    done = native.run(plan, name, ["probe", fault])
+    assert (done.returncode != 0) == bool(PROBES[name][fault]), done.stdout[-4000:]
+    if fault not in ("none", "misaligned"):
+        assert "Sanitizer" in done.stdout

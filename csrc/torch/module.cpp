@@ -1,4 +1,5 @@
-// The Python module xgemm_torch._C: what the library knows of itself, as JSON, and the host flavour's controls.
+// The Python module xgemm_torch._C: what the library knows of itself, as JSON, and the host
+// flavour's controls.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -44,10 +45,11 @@ std::string number(double x) {
 
 std::string json(const Tile& t) {
   std::ostringstream s;
-  s << "{\"BM\":" << t.BM << ",\"BN\":" << t.BN << ",\"BK\":" << t.BK << ",\"WM\":" << t.WM << ",\"WN\":" << t.WN
-    << ",\"TM\":" << t.TM << ",\"TN\":" << t.TN << ",\"threads\":" << t.threads() << ",\"width\":" << t.width
-    << ",\"buffers\":" << t.buffers << ",\"min_blocks\":" << t.min_blocks << ",\"group\":" << t.group
-    << ",\"smem\":" << t.smem() << ",\"rate\":" << number(t.rate) << "}";
+  s << "{\"BM\":" << t.BM << ",\"BN\":" << t.BN << ",\"BK\":" << t.BK << ",\"WM\":" << t.WM
+    << ",\"WN\":" << t.WN << ",\"TM\":" << t.TM << ",\"TN\":" << t.TN
+    << ",\"threads\":" << t.threads() << ",\"width\":" << t.width << ",\"buffers\":" << t.buffers
+    << ",\"min_blocks\":" << t.min_blocks << ",\"group\":" << t.group << ",\"smem\":" << t.smem()
+    << ",\"rate\":" << number(t.rate) << "}";
   return s.str();
 }
 
@@ -57,19 +59,23 @@ std::string stages_json() {
     std::vector<std::string> tiles;
     for (const Tile& t : s.tiles) tiles.push_back(json(t));
     std::ostringstream row;
-    row << "{\"name\":" << quoted(s.name) << ",\"rung\":" << s.rung << ",\"idea\":" << quoted(s.idea)
-        << ",\"source\":" << quoted(s.source) << ",\"file\":" << quoted((s.rung < 10 ? "0" : "") + std::to_string(s.rung) + "_" + s.name + ".cu")
-        << ",\"min_sm\":" << s.min_sm << ",\"max_sm\":" << s.max_sm << ",\"strict\":" << (s.strict ? "true" : "false")
-        << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false") << ",\"tiles\":" << list(tiles) << "}";
+    row << "{\"name\":" << quoted(s.name) << ",\"rung\":" << s.rung
+        << ",\"idea\":" << quoted(s.idea) << ",\"source\":" << quoted(s.source) << ",\"file\":"
+        << quoted((s.rung < 10 ? "0" : "") + std::to_string(s.rung) + "_" + s.name + ".cu")
+        << ",\"min_sm\":" << s.min_sm << ",\"max_sm\":" << s.max_sm
+        << ",\"strict\":" << (s.strict ? "true" : "false")
+        << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false")
+        << ",\"tiles\":" << list(tiles) << "}";
     rows.push_back(row.str());
   }
   return list(rows);
 }
 
 std::string build_json() {
-  return std::string("{\"cuda\":") + (XGEMM_WITH_CUDA ? "true" : "false") + ",\"cuda_version\":" +
-         quoted(XGEMM_BUILD_CUDA_VERSION) + ",\"archs\":" + quoted(XGEMM_BUILD_ARCHS) + ",\"compiler\":" +
-         quoted(XGEMM_BUILD_COMPILER) + ",\"torch_target\":\"2.10\"}";
+  return std::string("{\"cuda\":") + (XGEMM_WITH_CUDA ? "true" : "false") +
+         ",\"cuda_version\":" + quoted(XGEMM_BUILD_CUDA_VERSION) +
+         ",\"archs\":" + quoted(XGEMM_BUILD_ARCHS) +
+         ",\"compiler\":" + quoted(XGEMM_BUILD_COMPILER) + ",\"torch_target\":\"2.10\"}";
 }
 
 std::string explain_json(const Gemm& g, const Device& device) {
@@ -89,14 +95,17 @@ std::string explain_json(const Gemm& g, const Device& device) {
       resident = t.min_blocks;
     }
     std::ostringstream row;
-    row << "{\"kernel\":" << quoted(c.stage->name) << ",\"legal\":" << (c.why_not.empty() ? "true" : "false")
+    row << "{\"kernel\":" << quoted(c.stage->name)
+        << ",\"legal\":" << (c.why_not.empty() ? "true" : "false")
         << ",\"why\":" << quoted(c.why_not) << ",\"tile\":" << json(t) << ",\"blocks\":" << c.blocks
-        << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds) << "}";
+        << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds)
+        << "}";
     rows.push_back(row.str());
   }
   std::ostringstream s;
-  s << "{\"kernel\":" << chosen << ",\"why\":" << quoted(choice.why) << ",\"tile\":" << tile << ",\"blocks\":" << blocks
-    << ",\"blocks_per_sm\":" << resident << ",\"waves\":" << number(waves) << ",\"candidates\":" << list(rows) << "}";
+  s << "{\"kernel\":" << chosen << ",\"why\":" << quoted(choice.why) << ",\"tile\":" << tile
+    << ",\"blocks\":" << blocks << ",\"blocks_per_sm\":" << resident
+    << ",\"waves\":" << number(waves) << ",\"candidates\":" << list(rows) << "}";
   return s.str();
 }
 
@@ -110,9 +119,12 @@ std::string configure(const std::string& order, unsigned long long seed, const s
   if (order == "forward") s.order = simt::Order::forward;
   else if (order == "reverse") s.order = simt::Order::reverse;
   else if (order == "random") s.order = simt::Order::random;
-  else throw std::invalid_argument("simt: order must be 'forward', 'reverse' or 'random', got '" + order + "'");
+  else
+    throw std::invalid_argument("simt: order must be 'forward', 'reverse' or 'random', got '" +
+                                order + "'");
   simt::configure(s);
-  return std::string("{\"order\":") + quoted(name(before.order)) + ",\"seed\":" + std::to_string(before.seed) +
+  return std::string("{\"order\":") + quoted(name(before.order)) +
+         ",\"seed\":" + std::to_string(before.seed) +
          ",\"skip_barrier\":" + quoted(before.skip_barrier) + "}";
 }
 
@@ -156,13 +168,16 @@ PyObject* py_register_kernels(PyObject*, PyObject*) {
 PyObject* py_explain(PyObject*, PyObject* args) {
   long long m, n, k, batch, ars, acs, brs, bcs;
   int a16, b16, sm, sms;
-  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii", &m, &n, &k, &batch, &ars, &acs, &a16, &brs, &bcs, &b16, &sm, &sms))
+  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii", &m, &n, &k, &batch, &ars, &acs, &a16, &brs, &bcs,
+                        &b16, &sm, &sms))
     return nullptr;
   return text([&] {
-    if (m < 0 || n < 0 || k < 0 || batch < 0 || sms < 1) throw std::invalid_argument("explain: sizes must not be negative");
+    if (m < 0 || n < 0 || k < 0 || batch < 0 || sms < 1)
+      throw std::invalid_argument("explain: sizes must not be negative");
     Gemm g;
     g.m = m, g.n = n, g.k = k, g.batch = batch;
-    // Only strides and alignment are looked at: any address of the right alignment stands for the data.
+    // Only strides and alignment are looked at: any address of the right alignment stands for the
+    // data.
     g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, 0};
     g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, 0};
     return explain_json(g, {.sm = sm, .sm_count = sms});
@@ -188,17 +203,29 @@ PyObject* py_simt_probe(PyObject*, PyObject* args) {
 PyMethodDef methods[] = {
     {"stages", py_stages, METH_NOARGS, "The registry, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
-    {"register_kernels", py_register_kernels, METH_NOARGS, "Registers the kernels of torch.ops.xgemm.*."},
+    {"register_kernels", py_register_kernels, METH_NOARGS,
+     "Registers the kernels of torch.ops.xgemm.*."},
     {"explain", py_explain, METH_VARARGS,
-     "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count) -> JSON: select's choice."},
+     "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count) -> "
+     "JSON: select's choice."},
     {"simt_configure", py_simt_configure, METH_VARARGS,
      "simt_configure(order, seed, skip_barrier) -> the settings before, as JSON."},
-    {"simt_barriers", py_simt_barriers, METH_NOARGS, "Every barrier that the host flavour has run, as JSON."},
+    {"simt_barriers", py_simt_barriers, METH_NOARGS,
+     "Every barrier that the host flavour has run, as JSON."},
     {"simt_probes", py_simt_probes, METH_NOARGS, "Names of the planted faults, as JSON."},
-    {"simt_probe", py_simt_probe, METH_VARARGS, "simt_probe(fault): runs a kernel with a planted fault, which raises."},
+    {"simt_probe", py_simt_probe, METH_VARARGS,
+     "simt_probe(fault): runs a kernel with a planted fault, which raises."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "xgemm_torch._C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                      "xgemm_torch._C",
+                      nullptr,
+                      -1,
+                      methods,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
 
 }  // namespace
 }  // namespace xgemm

@@ -1,5 +1,6 @@
-// Tensors -> Gemm: the checks, the device, the stream, the workspace. With module.cpp the only code that knows torch, and
-// that through LibTorch's stable ABI alone, so that one library serves every torch from 2.10 on, CPU and CUDA builds.
+// Tensors -> Gemm: the checks, the device, the stream, the workspace. With module.cpp the only code
+// that knows torch, and that through LibTorch's stable ABI alone, so that one library serves every
+// torch from 2.10 on, CPU and CUDA builds.
 #include "ops.h"
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
@@ -22,8 +23,10 @@
 #if XGEMM_WITH_CUDA
 #include "xgemm/cuda/device.h"
 
-// In libtorch_cuda, which a CPU build of torch lacks: weak, so that the library loads there all the same.
-extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+// In libtorch_cuda, which a CPU build of torch lacks: weak, so that the library loads there all the
+// same.
+extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
+                                                             void** ret_stream);
 #pragma weak aoti_torch_get_current_cuda_stream
 #endif
 
@@ -34,10 +37,10 @@ using torch::stable::Tensor;
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-constexpr int kFloat32 = 6;   // torch's ScalarType::Float; fixed by its serialization format
-constexpr const char* kTypes[] = {"uint8",   "int8",       "int16",   "int32",       "int64",   "float16",
-                                  "float32", "float64",    "complex32", "complex64", "complex128", "bool",
-                                  "qint8",   "quint8",     "qint32",  "bfloat16"};
+constexpr int kFloat32 = 6;  // torch's ScalarType::Float; fixed by its serialization format
+constexpr const char* kTypes[] = {
+    "uint8",     "int8",      "int16",      "int32", "int64", "float16", "float32", "float64",
+    "complex32", "complex64", "complex128", "bool",  "qint8", "quint8",  "qint32",  "bfloat16"};
 constexpr const char* kActivations[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
 
 // The arguments of every operator, in its schema's order.
@@ -69,7 +72,8 @@ std::string shape_of(const Tensor& t) {
 }
 
 std::string device_of(const Tensor& t) {
-  return t.is_cpu() ? "cpu" : (t.is_cuda() ? "cuda:" : "device ") + std::to_string(t.get_device_index());
+  return t.is_cpu() ? "cpu"
+                    : (t.is_cuda() ? "cuda:" : "device ") + std::to_string(t.get_device_index());
 }
 
 void check_tensor(const std::string& op, const char* name, const Tensor& t, const Tensor& a) {
@@ -84,7 +88,8 @@ void check_tensor(const std::string& op, const char* name, const Tensor& t, cons
     bad(op, name, " must be float32, got ", known ? kTypes[type] : "another dtype");
   }
   if (device != device_a || t.get_device_index() != a.get_device_index())
-    bad(op, "a is on ", device_of(a), ", ", name, " is on ", device_of(t), "; all operands must be on one device");
+    bad(op, "a is on ", device_of(a), ", ", name, " is on ", device_of(t),
+        "; all operands must be on one device");
 }
 
 Shape matrix(const std::string& op, const char* name, const Tensor& t) {
@@ -117,7 +122,8 @@ View<const float> broadcast(const std::string& op, const Tensor& c, const Gemm& 
   }
   if (!fits) {
     const std::string head = batched ? std::to_string(g.batch) + ", " : "";
-    bad(op, "c does not broadcast to the result: c is ", shape_of(c), ", the result is (", head, g.m, ", ", g.n, ")");
+    bad(op, "c does not broadcast to the result: c is ", shape_of(c), ", the result is (", head,
+        g.m, ", ", g.n, ")");
   }
   return {static_cast<const float*>(c.const_data_ptr()), s.stride[1], s.stride[2], s.stride[0]};
 }
@@ -132,26 +138,29 @@ Range range(const View<const float>& v, int64_t batch, int64_t rows, int64_t col
   return {first, first + static_cast<uintptr_t>(reach + 1) * sizeof(float)};
 }
 
-// Whether columns of two row-major views of one row stride interleave without meeting: [x, x + nx) and [y, y + ny) of a
-// row of `stride` floats.
+// Whether columns of two row-major views of one row stride interleave without meeting: [x, x + nx)
+// and [y, y + ny) of a row of `stride` floats.
 bool side_by_side(const View<const float>& x, int64_t nx, const View<const float>& y, int64_t ny) {
   if (x.cs != 1 || y.cs != 1 || x.rs != y.rs || x.rs <= 0) return false;
   const int64_t gap = (y.data - x.data) % x.rs, from = gap < 0 ? gap + x.rs : gap;
   return from >= nx && from + ny <= x.rs;
 }
 
-void check_out(const std::string& op, const Tensor& out, const Shape& s, const Gemm& g, int64_t dims, bool has_c) {
+void check_out(const std::string& op, const Tensor& out, const Shape& s, const Gemm& g,
+               int64_t dims, bool has_c) {
   if (out.dim() != dims || s.size != std::array<int64_t, 3>{g.batch, g.m, g.n}) {
     const std::string head = dims == 3 ? std::to_string(g.batch) + ", " : "";
     bad(op, "out must have shape (", head, g.m, ", ", g.n, "), got ", shape_of(out));
   }
   if (g.batch * g.m * g.n == 0) return;
   std::array<size_t, 3> by_stride{0, 1, 2};
-  std::sort(by_stride.begin(), by_stride.end(), [&](size_t x, size_t y) { return s.stride[x] < s.stride[y]; });
+  std::sort(by_stride.begin(), by_stride.end(),
+            [&](size_t x, size_t y) { return s.stride[x] < s.stride[y]; });
   int64_t reach = 0;
   for (size_t axis : by_stride) {
     if (s.size[axis] == 1) continue;
-    if (s.stride[axis] <= reach) bad(op, "out has elements that share memory (an expanded or overlapping view)");
+    if (s.stride[axis] <= reach)
+      bad(op, "out has elements that share memory (an expanded or overlapping view)");
     reach += (s.size[axis] - 1) * s.stride[axis];
   }
   const View<const float> d{g.d.data, g.d.rs, g.d.cs, g.d.bs};
@@ -163,8 +172,10 @@ void check_out(const std::string& op, const Tensor& out, const Shape& s, const G
   };
   if (!disjoint(g.a, g.m, g.k)) bad(op, "out and a share memory");
   if (!disjoint(g.b, g.k, g.n)) bad(op, "out and b share memory");
-  const bool same = has_c && g.c.data == d.data && g.c.rs == d.rs && g.c.cs == d.cs && (g.batch == 1 || g.c.bs == d.bs);
-  if (has_c && !same && !disjoint(g.c, g.m, g.n)) bad(op, "out and c share memory without being the same view");
+  const bool same = has_c && g.c.data == d.data && g.c.rs == d.rs && g.c.cs == d.cs &&
+                    (g.batch == 1 || g.c.bs == d.bs);
+  if (has_c && !same && !disjoint(g.c, g.m, g.n))
+    bad(op, "out and c share memory without being the same view");
 }
 
 Act activation(const std::string& op, const std::string& name) {
@@ -176,13 +187,15 @@ Act activation(const std::string& op, const std::string& name) {
 // The stage that `kernel` (on sgemm) or the operator itself names, or null for auto.
 const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour) {
   if (op != "sgemm" && kernel != "auto" && kernel != op)
-    bad(op, "kernel must be 'auto' or '", op, "' here, got '", kernel, "'; torch.ops.xgemm.sgemm takes any");
+    bad(op, "kernel must be 'auto' or '", op, "' here, got '", kernel,
+        "'; torch.ops.xgemm.sgemm takes any");
   const std::string& name = op == "sgemm" ? kernel : op;
   if (name == "auto") return nullptr;
   if (const Stage* s = find_stage(flavour, name)) return s;
   if (find_stage(Flavour::host, name))
-    throw std::runtime_error(op + ": this build of xgemm_torch has no CUDA kernels, so " + name +
-                             " runs on CPU tensors only; rebuild where nvcc is found (python -m xgemm_torch info)");
+    throw std::runtime_error(
+        op + ": this build of xgemm_torch has no CUDA kernels, so " + name +
+        " runs on CPU tensors only; rebuild where nvcc is found (python -m xgemm_torch info)");
   std::string names = "auto";
   for (const Stage& s : stages(Flavour::host)) names += ", " + s.name;
   bad(op, "no kernel named '", name, "'; there are: ", names);
@@ -192,7 +205,8 @@ const Stage* named(const std::string& op, const std::string& kernel, Flavour fla
 Gemm describe(const std::string& op, const Arguments& x) {
   check_tensor(op, "a", x.a, x.a);
   check_tensor(op, "b", x.b, x.a);
-  if (!x.a.is_cpu() && !x.a.is_cuda()) bad(op, "a is on ", device_of(x.a), "; cpu and cuda are supported");
+  if (!x.a.is_cpu() && !x.a.is_cuda())
+    bad(op, "a is on ", device_of(x.a), "; cpu and cuda are supported");
   Shape a = matrix(op, "a", x.a), b = matrix(op, "b", x.b);
   const size_t rows = 1, columns = 2;
   Gemm g;
@@ -202,8 +216,9 @@ Gemm describe(const std::string& op, const Arguments& x) {
   if (b.size[x.trans_b ? columns : rows] != g.k) {
     const bool plain = !x.trans_a && !x.trans_b;
     bad(op, "inner sizes differ: a is ", shape_of(x.a), ", b is ", shape_of(x.b),
-        plain ? "" : std::string(" with trans_a=") + (x.trans_a ? "True" : "False") + ", trans_b=" +
-                         (x.trans_b ? "True" : "False"));
+        plain ? ""
+              : std::string(" with trans_a=") + (x.trans_a ? "True" : "False") +
+                    ", trans_b=" + (x.trans_b ? "True" : "False"));
   }
   if (a.size[0] != b.size[0] && a.size[0] != 1 && b.size[0] != 1)
     bad(op, "batch sizes differ: a is ", shape_of(x.a), ", b is ", shape_of(x.b));
@@ -227,19 +242,22 @@ Gemm describe(const std::string& op, const Arguments& x) {
 
 // ATen's BLAS on views of the operands; `act` is left to the caller.
 void run_blas(const Gemm& g, const Arguments& x, const Tensor& out) {
-  const auto as = [](const Tensor& t, std::array<int64_t, 3> size, std::array<int64_t, 3> stride, bool batched) {
+  const auto as = [](const Tensor& t, std::array<int64_t, 3> size, std::array<int64_t, 3> stride,
+                     bool batched) {
     AtenTensorHandle handle = nullptr;
     int64_t offset = 0;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(t.get(), &offset));
-    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), batched ? 3 : 2, size.data() + !batched,
-                                                          stride.data() + !batched, offset, &handle));
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch__reinterpret_tensor(t.get(), batched ? 3 : 2, size.data() + !batched,
+                                       stride.data() + !batched, offset, &handle));
     return Tensor(handle);
   };
   const bool batched = out.dim() == 3;
   const Tensor a = as(x.a, {g.batch, g.m, g.k}, {g.a.bs, g.a.rs, g.a.cs}, batched);
   const Tensor b = as(x.b, {g.batch, g.k, g.n}, {g.b.bs, g.b.rs, g.b.cs}, batched);
   // With beta = 0 ATen reads nothing of this operand, but wants one: the result itself.
-  const Tensor c = g.beta == 0.f ? out : as(*x.c, {g.batch, g.m, g.n}, {g.c.bs, g.c.rs, g.c.cs}, batched);
+  const Tensor c =
+      g.beta == 0.f ? out : as(*x.c, {g.batch, g.m, g.n}, {g.c.bs, g.c.rs, g.c.cs}, batched);
   const auto blas = batched ? aoti_torch_cpu_baddbmm_out : aoti_torch_cpu_addmm_out;
   TORCH_ERROR_CODE_CHECK(blas(out.get(), c.get(), a.get(), b.get(), g.beta, g.alpha));
 }
@@ -250,13 +268,15 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
   if (!strict) run_blas(g, x, out);
   if (!strict && g.act == Act::none) return;
   const int64_t work = std::max<int64_t>(1, 2 * g.n * (strict ? g.k : 1));
-  torch::stable::parallel_for(0, g.batch * g.m, std::max<int64_t>(1, 32768 / work), [&](int64_t first, int64_t last) {
-    if (strict) return chain(g, first, last);
-    for (int64_t row = first; row < last; ++row) {
-      const Gemm one = g.at(row / g.m);
-      for (int64_t j = 0; j < g.n; ++j) one.d(row % g.m, j) = activate(g.act, one.d(row % g.m, j));
-    }
-  });
+  torch::stable::parallel_for(0, g.batch * g.m, std::max<int64_t>(1, 32768 / work),
+                              [&](int64_t first, int64_t last) {
+                                if (strict) return chain(g, first, last);
+                                for (int64_t row = first; row < last; ++row) {
+                                  const Gemm one = g.at(row / g.m);
+                                  for (int64_t j = 0; j < g.n; ++j)
+                                    one.d(row % g.m, j) = activate(g.act, one.d(row % g.m, j));
+                                }
+                              });
 }
 
 #if XGEMM_WITH_CUDA
@@ -269,10 +289,12 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   if (stage) require(*stage, g, context.device);
   else stage = select(stages(Flavour::cuda), g, context.device).stage;
   if (!stage) bad(op, "no stage of this build runs on compute capability ", context.device.sm);
-  std::optional<Tensor> workspace;   // from torch's caching allocator; kept until the launches are enqueued
+  std::optional<Tensor>
+      workspace;  // from torch's caching allocator; kept until the launches are enqueued
   if (stage->workspace) context.workspace_bytes = stage->workspace(g, context.device);
   if (context.workspace_bytes) {
-    workspace = torch::stable::new_empty(x.a, {static_cast<int64_t>((context.workspace_bytes + 3) / 4)});
+    workspace =
+        torch::stable::new_empty(x.a, {static_cast<int64_t>((context.workspace_bytes + 3) / 4)});
     context.workspace = workspace->mutable_data_ptr();
   }
   stage->run(g, context);
@@ -281,7 +303,8 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
 #endif
 
 void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, const Shape& s) {
-  g.d = {static_cast<float*>(out.mutable_data_ptr()), s.stride[1], s.stride[2], s.size[0] == 1 ? 0 : s.stride[0]};
+  g.d = {static_cast<float*>(out.mutable_data_ptr()), s.stride[1], s.stride[2],
+         s.size[0] == 1 ? 0 : s.stride[0]};
   // Names are checked for empty results as well.
   named(op, x.kernel, Flavour::host);
   if (g.batch == 0 || g.m == 0 || g.n == 0) return;
@@ -289,15 +312,17 @@ void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, c
 #if XGEMM_WITH_CUDA
   run_cuda(op, g, x);
 #else
-  throw std::runtime_error(op + ": this build of xgemm_torch has no CUDA kernels; rebuild where nvcc is found "
-                                "(python -m xgemm_torch info says what was built)");
+  throw std::runtime_error(
+      op +
+      ": this build of xgemm_torch has no CUDA kernels; rebuild where nvcc is found "
+      "(python -m xgemm_torch info says what was built)");
 #endif
 }
 
 Arguments arguments(StableIValue* stack) {
-  return {to<Tensor>(stack[0]),        to<Tensor>(stack[1]),       to<std::optional<Tensor>>(stack[2]),
-          to<double>(stack[3]),        to<double>(stack[4]),       to<bool>(stack[5]),
-          to<bool>(stack[6]),          to<std::string>(stack[7]),  to<std::string>(stack[8]),
+  return {to<Tensor>(stack[0]),     to<Tensor>(stack[1]),      to<std::optional<Tensor>>(stack[2]),
+          to<double>(stack[3]),     to<double>(stack[4]),      to<bool>(stack[5]),
+          to<bool>(stack[6]),       to<std::string>(stack[7]), to<std::string>(stack[8]),
           to<std::string>(stack[9])};
 }
 constexpr uint64_t kArguments = 10;
@@ -307,12 +332,14 @@ void functional(const std::string& op, StableIValue* stack) {
   const Gemm g = describe(op, x);
   const bool batched = x.a.dim() == 3 || x.b.dim() == 3;
   const std::array<int64_t, 3> size{g.batch, g.m, g.n};
-  const Tensor out = torch::stable::new_empty(x.a, {size.data() + !batched, batched ? size_t{3} : size_t{2}});
+  const Tensor out =
+      torch::stable::new_empty(x.a, {size.data() + !batched, batched ? size_t{3} : size_t{2}});
   run(op, g, x, out, matrix(op, "out", out));
   stack[0] = from(out);
 }
 
-// The operator of stage `kIndex` by rung; the dispatcher's boxed functions carry no state, so each is a function.
+// The operator of stage `kIndex` by rung; the dispatcher's boxed functions carry no state, so each
+// is a function.
 template <size_t kIndex>
 void stage_op(StableIValue* stack, uint64_t, uint64_t) {
   functional(stages(Flavour::host)[kIndex].name, stack);
@@ -327,7 +354,8 @@ void sgemm_out_op(StableIValue* stack, uint64_t, uint64_t) {
   Gemm g = describe(op, x);
   check_tensor(op, "out", out, x.a);
   const Shape s = matrix(op, "out", out);
-  g.d = {static_cast<float*>(out.mutable_data_ptr()), s.stride[1], s.stride[2], s.size[0] == 1 ? 0 : s.stride[0]};
+  g.d = {static_cast<float*>(out.mutable_data_ptr()), s.stride[1], s.stride[2],
+         s.size[0] == 1 ? 0 : s.stride[0]};
   check_out(op, out, s, g, x.a.dim() == 3 || x.b.dim() == 3 ? 3 : 2, g.beta != 0.f);
   run(op, g, x, out, s);
   stack[0] = from(out);
@@ -347,12 +375,14 @@ void register_kernels() {
   using torch::stable::detail::StableLibrary;
   static constexpr auto table = boxed(std::make_index_sequence<kMostStages>());
   const auto& all = stages(Flavour::host);
-  if (all.size() > kMostStages) throw std::logic_error("xgemm: more stages than kMostStages in csrc/torch/ops.cpp");
+  if (all.size() > kMostStages)
+    throw std::logic_error("xgemm: more stages than kMostStages in csrc/torch/ops.cpp");
   static bool done = false;
   if (done) return;
   done = true;
   for (const char* key : {"CPU", "CUDA"}) {
-    auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "xgemm", key, "ops.cpp", 0);   // for the process's life
+    auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "xgemm", key, "ops.cpp",
+                                      0);  // for the process's life
     library->impl("sgemm", &sgemm_op);
     library->impl("sgemm.out", &sgemm_out_op);
     for (size_t i = 0; i < all.size(); ++i) library->impl(all[i].name.c_str(), table[i]);

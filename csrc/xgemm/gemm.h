@@ -1,4 +1,5 @@
-// The whole contract between host and kernels: what a problem is (View, Gemm) and how a result is stored (the epilogue).
+// The whole contract between host and kernels: what a problem is (View, Gemm) and how a result is
+// stored (the epilogue).
 #pragma once
 
 #include <cmath>
@@ -14,12 +15,13 @@
 
 namespace xgemm {
 
-// Additive identity as a product: padding A with -0 and B with +0 adds (-0)(+0) = -0 to a chain, which keeps every
-// accumulator's bits; padding both with +0 would turn an accumulator of -0 into +0.
+// Additive identity as a product: padding A with -0 and B with +0 adds (-0)(+0) = -0 to a chain,
+// which keeps every accumulator's bits; padding both with +0 would turn an accumulator of -0 into
+// +0.
 constexpr float kPadA = -0.0f, kPadB = 0.0f;
 
-// A batch of matrices: element (i, j) of matrix z is data[z * bs + i * rs + j * cs]. A transpose swaps rs and cs, a
-// broadcast is a stride of 0. Offsets are 64-bit everywhere.
+// A batch of matrices: element (i, j) of matrix z is data[z * bs + i * rs + j * cs]. A transpose
+// swaps rs and cs, a broadcast is a stride of 0. Offsets are 64-bit everywhere.
 template <class T>
 struct View {
   T* data = nullptr;
@@ -29,8 +31,8 @@ struct View {
   XGEMM_HD T& operator()(int64_t i, int64_t j) const { return *ptr(i, j); }
   XGEMM_HD View transposed() const { return {data, cs, rs, bs}; }
 
-  // Whether four neighbours along a row (along a column: transposed().wide()) can move as one 16-byte access, given a
-  // column index that is a multiple of 4.
+  // Whether four neighbours along a row (along a column: transposed().wide()) can move as one
+  // 16-byte access, given a column index that is a multiple of 4.
   XGEMM_HD bool wide() const {
     return cs == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && rs % 4 == 0 && bs % 4 == 0;
   }
@@ -41,15 +43,21 @@ enum class Act : int { none, relu, gelu, gelu_tanh, silu };
 // Never inlined: 64 copies of five branches would be nine tenths of a kernel's code.
 XGEMM_COLD float activate(Act act, float x) {
   switch (act) {
-    case Act::relu: return x > 0.f || x != x ? x : 0.f;
-    case Act::gelu: return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
-    case Act::gelu_tanh: return 0.5f * x * (1.f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-    case Act::silu: return x / (1.f + expf(-x));
-    default: return x;
+    case Act::relu:
+      return x > 0.f || x != x ? x : 0.f;
+    case Act::gelu:
+      return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
+    case Act::gelu_tanh:
+      return 0.5f * x * (1.f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    case Act::silu:
+      return x / (1.f + expf(-x));
+    default:
+      return x;
   }
 }
 
-// D = act(alpha * A B + beta * C) for each of `batch` problems: A is m x k, B is k x n, C and D are m x n.
+// D = act(alpha * A B + beta * C) for each of `batch` problems: A is m x k, B is k x n, C and D are
+// m x n.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   View<const float> a, b, c;  // c is never read when beta is 0
@@ -67,7 +75,8 @@ struct Gemm {
     return g;
   }
 
-  // The epilogue's arithmetic, written with the fused operations it means, so that every compiler gives the same bits.
+  // The epilogue's arithmetic, written with the fused operations it means, so that every compiler
+  // gives the same bits.
   XGEMM_HD float finish(float acc, float c_ij) const {
     const float z = beta == 0.f ? alpha * acc : fmaf(alpha, acc, beta * c_ij);
     return act == Act::none ? z : activate(act, z);

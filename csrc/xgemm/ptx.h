@@ -1,20 +1,25 @@
-// One PTX instruction, one function, each with its host body. No other file of a stage holds assembly.
+// One PTX instruction, one function, each with its host body. No other file of a stage holds
+// assembly.
 #pragma once
 
 #include "xgemm/copy.h"
 
 namespace xgemm {
 
-// gmem -> smem past the registers (sm_80): kBytes of 4, 8 or 16, both ends aligned to it; zeros where `inside` is false.
+// gmem -> smem past the registers (sm_80): kBytes of 4, 8 or 16, both ends aligned to it; zeros
+// where `inside` is false.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(float* smem, const float* gmem, bool inside) {
 #ifdef __CUDACC__
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(smem));
   const int source = inside ? kBytes : 0;
   if constexpr (kBytes == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(gmem), "r"(source) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(gmem), "r"(source)
+                 : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(gmem), "n"(kBytes), "r"(source) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(gmem), "n"(kBytes),
+                 "r"(source)
+                 : "memory");
 #else
   simt::copy_issue(smem, gmem, kBytes, inside ? kBytes : 0);
 #endif

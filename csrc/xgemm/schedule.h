@@ -15,18 +15,23 @@ struct Origin {
 
 XGEMM_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-XGEMM_HD int64_t tile_count(const Gemm& g, int BM, int BN) { return ceil_div(g.m, BM) * ceil_div(g.n, BN); }
+XGEMM_HD int64_t tile_count(const Gemm& g, int BM, int BN) {
+  return ceil_div(g.m, BM) * ceil_div(g.n, BN);
+}
 
-// Groups of `group` tile rows, walked column by column: while a group lasts, its slices of A stay in L2 and each slice
-// of B is read once for `group` tiles. The last group may be shorter.
+// Groups of `group` tile rows, walked column by column: while a group lasts, its slices of A stay
+// in L2 and each slice of B is read once for `group` tiles. The last group may be shorter.
 XGEMM_HD Origin raster(uint32_t block, int64_t m, int64_t n, int BM, int BN, int group) {
-  const uint32_t tiles_m = static_cast<uint32_t>(ceil_div(m, BM)), tiles_n = static_cast<uint32_t>(ceil_div(n, BN));
-  const uint32_t rows = static_cast<uint32_t>(group) < tiles_m ? static_cast<uint32_t>(group) : tiles_m;
+  const uint32_t tiles_m = static_cast<uint32_t>(ceil_div(m, BM)),
+                 tiles_n = static_cast<uint32_t>(ceil_div(n, BN));
+  const uint32_t rows =
+      static_cast<uint32_t>(group) < tiles_m ? static_cast<uint32_t>(group) : tiles_m;
   const uint64_t in_group = static_cast<uint64_t>(rows) * tiles_n;
   const uint32_t first = static_cast<uint32_t>(block / in_group) * rows;
   const uint32_t height = tiles_m - first < rows ? tiles_m - first : rows;
   const uint32_t rest = static_cast<uint32_t>(block % in_group);
-  return {static_cast<int64_t>(first + rest % height) * BM, static_cast<int64_t>(rest / height) * BN};
+  return {static_cast<int64_t>(first + rest % height) * BM,
+          static_cast<int64_t>(rest / height) * BN};
 }
 
 template <Tile T>

@@ -11,8 +11,9 @@ namespace {
 
 constexpr int kMeasuredSms = 132;   // Tile::rate was measured with so many
 
-// Time of the partial or whole waves that the grid takes. An SM runs its resident blocks at the tile's measured rate
-// together; with fewer of them it is slower than that in proportion, which rounding the waves up expresses.
+// Time of the partial or whole waves that the grid takes. An SM runs its resident blocks at the
+// tile's measured rate together; with fewer of them it is slower than that in proportion, which
+// rounding the waves up expresses.
 void estimate(Candidate& c, const Gemm& g, const Device& device) {
   const Tile& t = c.stage->tiles.front();
   const int slots = device.sm_count * t.min_blocks;
@@ -46,9 +47,10 @@ Choice select(const std::vector<Stage>& all, const Gemm& g, const Device& device
   if (!best) return choice;
   choice.stage = best->stage;
   char text[160];
-  std::snprintf(text, sizeof text, "least estimated time: %lld blocks of %dx%d in %.0f waves, %.1f us",
-                static_cast<long long>(best->blocks), best->stage->tiles.front().BM, best->stage->tiles.front().BN,
-                std::ceil(best->waves), best->microseconds);
+  std::snprintf(text, sizeof text,
+                "least estimated time: %lld blocks of %dx%d in %.0f waves, %.1f us",
+                static_cast<long long>(best->blocks), best->stage->tiles.front().BM,
+                best->stage->tiles.front().BN, std::ceil(best->waves), best->microseconds);
   choice.why = text;
   return choice;
 }

@@ -1,4 +1,5 @@
-// Problem and device -> the stage that `auto` runs. A pure function of its arguments: no GPU, no global state.
+// Problem and device -> the stage that `auto` runs. A pure function of its arguments: no GPU, no
+// global state.
 #pragma once
 
 #include <string>
@@ -8,7 +9,8 @@
 
 namespace xgemm {
 
-// What one stage would cost. `microseconds` is an estimate good enough to rank stages, not a promise.
+// What one stage would cost. `microseconds` is an estimate good enough to rank stages, not a
+// promise.
 struct Candidate {
   const Stage* stage = nullptr;
   std::string why_not;       // empty when legal

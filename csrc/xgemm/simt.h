@@ -1,4 +1,5 @@
-// The two flavours of a stage's source: nvcc for the GPU, or g++ with fibers in place of CUDA threads (host/simt_host.h).
+// The two flavours of a stage's source: nvcc for the GPU, or g++ with fibers in place of CUDA
+// threads (host/simt_host.h).
 #pragma once
 
 #include "xgemm/stage.h"
@@ -10,9 +11,9 @@
 #include <stdexcept>
 
 // A shared-memory array of a block: XGEMM_SHARED(As, float[BM][BK]);
-#define XGEMM_SHARED(name, ...) __shared__ __align__(128) ::xgemm::simt::Type<__VA_ARGS__> name
+#define XGEMM_SHARED(name, ...) __shared__ __align__(128)::xgemm::simt::Type<__VA_ARGS__> name
 // The same from the launch's dynamic shared memory, for what is over 48 KiB.
-#define XGEMM_SHARED_DYNAMIC(name, ...)                         \
+#define XGEMM_SHARED_DYNAMIC(name, ...)                          \
   extern __shared__ __align__(1024) char xgemm_dynamic_shared[]; \
   auto& name = *reinterpret_cast<::xgemm::simt::Type<__VA_ARGS__>*>(xgemm_dynamic_shared)
 // Puts a stage's symbols into its flavour: namespace xgemm::XGEMM_FLAVOUR::naive.
@@ -50,8 +51,8 @@ inline constexpr Flavour kFlavour = Flavour::host;
 
 namespace xgemm {
 
-// A launch's shape. `smem` is dynamic shared memory in bytes, beyond what XGEMM_SHARED declares; `cluster` is a thread
-// block cluster's (1: none).
+// A launch's shape. `smem` is dynamic shared memory in bytes, beyond what XGEMM_SHARED declares;
+// `cluster` is a thread block cluster's (1: none).
 struct LaunchConfig {
   dim3 grid, block;
   size_t smem = 0;
@@ -63,7 +64,8 @@ template <class... P>
 void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& context, P... args) {
 #ifdef __CUDACC__
   if (config.smem > 48 * 1024)
-    simt::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.smem)),
+    simt::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(config.smem)),
                 "shared memory");
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;

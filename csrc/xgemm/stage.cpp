@@ -17,8 +17,8 @@ std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
     return "needs compute capability " + std::to_string(s.min_sm) + " or above, this device has " +
            std::to_string(device.sm);
   if (device.sm && s.max_sm && device.sm > s.max_sm)
-    return "is code for compute capability " + std::to_string(s.max_sm) + " at most, this device has " +
-           std::to_string(device.sm);
+    return "is code for compute capability " + std::to_string(s.max_sm) +
+           " at most, this device has " + std::to_string(device.sm);
   const char* why = s.refuse ? s.refuse(g) : nullptr;
   return why ? why : "";
 }
@@ -42,7 +42,8 @@ Register::Register(Flavour flavour, Stage stage) {
   auto& all = table(flavour);
   for (const Stage& s : all)
     if (s.name == stage.name || s.rung == stage.rung)
-      throw std::logic_error("xgemm: stages " + s.name + " and " + stage.name + " share a name or a rung");
+      throw std::logic_error("xgemm: stages " + s.name + " and " + stage.name +
+                             " share a name or a rung");
   for (const Tile& t : stage.tiles)
     if (!t.legal()) throw std::logic_error("xgemm: stage " + stage.name + " has an illegal tile");
   all.insert(std::upper_bound(all.begin(), all.end(), stage,

@@ -12,14 +12,15 @@ namespace xgemm {
 
 enum class Flavour { host, cuda };
 
-// The processor a stage is about to run on. The host flavour is described by the same struct, so that every choice that
-// depends on it can be made, printed and tested with no GPU.
+// The processor a stage is about to run on. The host flavour is described by the same struct, so
+// that every choice that depends on it can be made, printed and tested with no GPU.
 struct Device {
   int sm = 0;         // compute capability, 90 for an H200; 0 for the host flavour
   int sm_count = 1;
 };
 
-// What a launch is given besides the problem. The workspace has the size that Stage::workspace asked for.
+// What a launch is given besides the problem. The workspace has the size that Stage::workspace
+// asked for.
 struct Context {
   Device device;
   void* stream = nullptr;      // cudaStream_t
@@ -34,14 +35,15 @@ struct Stage {
   std::string source;          // the systems that it comes from
   std::vector<Tile> tiles;
   int min_sm = 0;              // least compute capability, and ...
-  int max_sm = 0;              // ... the greatest, for code of one architecture family; 0: no limit
-  bool strict = true;          // computes the k-ordered fmaf chain, bit for bit
+  int max_sm = 0;  // ... the greatest, for code of one architecture family; 0: no limit
+  bool strict = true;  // computes the k-ordered fmaf chain, bit for bit
 
   // Why this problem cannot be taken (an alignment, a stride), or null. Optional.
   const char* (*refuse)(const Gemm&) = nullptr;
   // Bytes of workspace, asked for before the launch. Optional.
   size_t (*workspace)(const Gemm&, const Device&) = nullptr;
-  // Enqueues the stage's launches, however many, on the context's stream. Called with m, n, k and batch all > 0.
+  // Enqueues the stage's launches, however many, on the context's stream. Called with m, n, k and
+  // batch all > 0.
   void (*run)(const Gemm&, const Context&) = nullptr;
 };
 

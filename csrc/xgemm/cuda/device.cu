@@ -1,8 +1,7 @@
-#include "xgemm/cuda/device.h"
-
 #include <map>
 #include <mutex>
 
+#include "xgemm/cuda/device.h"
 #include "xgemm/simt.h"
 
 namespace xgemm {

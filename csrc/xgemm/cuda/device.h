@@ -1,4 +1,5 @@
-// The CUDA runtime for code that is compiled without nvcc. All of it throws std::runtime_error with the runtime's words.
+// The CUDA runtime for code that is compiled without nvcc. All of it throws std::runtime_error with
+// the runtime's words.
 #pragma once
 
 #include "xgemm/stage.h"

@@ -1,4 +1,5 @@
-// The block that is running on this OS thread: what the scheduler (simt_host.cpp) and the watch (watch.cpp) share.
+// The block that is running on this OS thread: what the scheduler (simt_host.cpp) and the watch
+// (watch.cpp) share.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +30,9 @@ struct Fiber {
   void* sanitizer = nullptr;                // the TSan fiber, in a TSan build
 };
 
-// What is known of four bytes of shared memory. A phase is the time between two barriers of a block; phases are numbered
-// through all blocks of all launches, so that nothing has to be cleared between blocks.
+// What is known of four bytes of shared memory. A phase is the time between two barriers of a
+// block; phases are numbered through all blocks of all launches, so that nothing has to be cleared
+// between blocks.
 struct Cell {
   uint64_t write_phase = 0, read_phase = 0;
   const void *write_pc = nullptr, *read_pc = nullptr;
@@ -45,8 +47,8 @@ struct Array {             // one XGEMM_SHARED of the block
   size_t offset, bytes;
 };
 
-// An operand that the launch may touch, as `float`s from its first one on. Axes of size 1 or stride 0 say nothing of
-// where its elements lie and are left out.
+// An operand that the launch may touch, as `float`s from its first one on. Axes of size 1 or stride
+// 0 say nothing of where its elements lie and are left out.
 struct Operand {
   struct Axis {
     int64_t stride, size;
@@ -56,19 +58,21 @@ struct Operand {
   bool writable;
   std::vector<Axis> axes;        // widest stride first
   int64_t reach = 0;             // offset of the last element
-  bool solid = true;             // every offset up to reach is an element, or, for a sliding window, may be one
-  std::vector<uint32_t> owner;   // of a writable one's floats: thread of the grid + 1 that stored it
+  bool solid =
+      true;  // every offset up to reach is an element, or, for a sliding window, may be one
+  std::vector<uint32_t> owner;  // of a writable one's floats: thread of the grid + 1 that stored it
 
   Operand(const char* name, const void* base, bool writable, std::vector<Axis> all);
-  // Offset in floats of the element at p, or -1 when p is none: padding between rows is not part of a view.
+  // Offset in floats of the element at p, or -1 when p is none: padding between rows is not part of
+  // a view.
   int64_t element(const char* p) const;
 };
 
 struct Block {
   dim3 grid, dims, index;
   unsigned threads = 0;
-  unsigned linear = 0;           // the block's number in the grid
-  unsigned self = 0;             // the thread that runs
+  unsigned linear = 0;  // the block's number in the grid
+  unsigned self = 0;  // the thread that runs
   uint64_t phase = 0, first_phase = 0;
   std::vector<Fiber> fibers;
   std::vector<Array> arrays;
@@ -76,20 +80,23 @@ struct Block {
   size_t dynamic_smem = 0;
   std::string error;
   std::vector<Operand> operands;
-  char* arena = nullptr;         // shared memory, kArena bytes ...
-  Cell* cells = nullptr;         // ... and what is known of each 4 of them
+  char* arena = nullptr;  // shared memory, kArena bytes ...
+  Cell* cells = nullptr;  // ... and what is known of each 4 of them
   const char* stacks = nullptr;  // of all fibers
   size_t stack_bytes = 0;
-  const char* arguments = nullptr;   // the launch's
+  const char* arguments = nullptr;  // the launch's
   size_t argument_bytes = 0;
-  bool quiet = false;            // the emulator itself is at work on this fiber: its accesses are not the kernel's
+  bool quiet =
+      false;  // the emulator itself is at work on this fiber: its accesses are not the kernel's
 };
 
-// Null outside a kernel. Not of the initial-exec model, which would be quicker: together with the CUDA runtime's own it
-// is more thread-local storage than a library that is loaded late can have of that kind.
+// Null outside a kernel. Not of the initial-exec model, which would be quicker: together with the
+// CUDA runtime's own it is more thread-local storage than a library that is loaded late can have of
+// that kind.
 extern thread_local Block* running;
 
-// Emulator code that runs on a fiber may call library templates whose one linked copy is a stage's, instrumented.
+// Emulator code that runs on a fiber may call library templates whose one linked copy is a stage's,
+// instrumented.
 struct Quiet {
   Quiet() { running->quiet = true; }
   ~Quiet() { running->quiet = false; }
@@ -101,7 +108,7 @@ constexpr size_t kArena = 512 * 1024, kZone = 256, kStack = 64 * 1024;
 [[noreturn]] void fail(const std::string& what);
 
 void note_shared(const char* p, size_t bytes, bool write, const void* pc);
-std::string place(const void* pc);      // "05_smem_tiled.cu:31", from the line table
+std::string place(const void* pc);  // "05_smem_tiled.cu:31", from the line table
 std::string place(const Site& site);
 std::string thread_name(unsigned thread);
 

@@ -5,7 +5,8 @@
 namespace xgemm {
 namespace {
 
-constexpr int kRows = 4, kColumns = 64;   // accumulators of a strip: they stay in vector registers or L1
+constexpr int kRows = 4,
+              kColumns = 64;   // accumulators of a strip: they stay in vector registers or L1
 
 // D[i .. i + rows) x [j .. j + columns): the k loop is outermost, so a chain's order is that of k.
 void strip(const Gemm& g, int64_t i, int rows, int64_t j, int columns) {

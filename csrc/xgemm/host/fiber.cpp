@@ -1,4 +1,5 @@
-// The one piece of assembly of the host flavour: callee-saved registers onto this stack, then off the other.
+// The one piece of assembly of the host flavour: callee-saved registers onto this stack, then off
+// the other.
 #if defined(__x86_64__)
 asm(R"(
 .text

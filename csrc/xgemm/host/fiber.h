@@ -1,4 +1,5 @@
-// Switching between the scheduler's stack and a fiber's, and telling the sanitizers of it where a build has one.
+// Switching between the scheduler's stack and a fiber's, and telling the sanitizers of it where a
+// build has one.
 #pragma once
 
 #include "xgemm/host/block.h"
@@ -17,8 +18,9 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace xgemm::simt {
 
-// Saves the callee's registers on the current stack, its pointer in *from, and continues where `to` was saved.
-// 12 to 19 ns a switch, bookkeeping included; swapcontext makes a system call and takes 247.
+// Saves the callee's registers on the current stack, its pointer in *from, and continues where `to`
+// was saved. 12 to 19 ns a switch, bookkeeping included; swapcontext makes a system call and takes
+// 247.
 extern "C" void xgemm_switch(void** from, void* to);
 
 struct SanitizerContext {
@@ -29,16 +31,19 @@ struct SanitizerContext {
 #endif
 #if defined(XGEMM_REAL_TSAN)
   void* scheduler = nullptr;
-  char blocks = 0;                 // orders the blocks of a grid, which take turns on the same arrays
-  char token[2] = {};              // one happens-before token for each parity of the phase: a fast thread's arrival at
-                                   // the next barrier must not be seen by a slow one that leaves this one
+  char token[2] =
+      {};  // one happens-before token for each parity of the phase: a fast thread's arrival at
+           // the next barrier must not be seen by a slow one that leaves this one
+  char blocks[2] =
+      {};  // the same for the blocks of a grid, which take turns on the same arrays: a thread
+  unsigned turn = 0;  // sees what the block before has done, and nothing of its own
 #endif
 };
 
 inline void prepare_fiber(Fiber& f, void (*entry)()) {
 #if defined(__x86_64__)
-  // What xgemm_switch pops: six registers, then the address that it returns to. The entry finds the stack as after a
-  // call: 8 past a multiple of 16.
+  // What xgemm_switch pops: six registers, then the address that it returns to. The entry finds the
+  // stack as after a call: 8 past a multiple of 16.
   auto* top = reinterpret_cast<uint64_t*>(f.stack + kStack) - 1;
   *top = 0;
   *--top = reinterpret_cast<uint64_t>(entry);
@@ -77,7 +82,7 @@ inline void enter_fiber(SanitizerContext& c) {
   __sanitizer_finish_switch_fiber(nullptr, &c.bottom, &c.size);
 #endif
 #if defined(XGEMM_REAL_TSAN)
-  __tsan_acquire(&c.blocks);
+  __tsan_acquire(&c.blocks[1 - c.turn]);
 #endif
   (void)c;
 }
@@ -103,7 +108,7 @@ inline void leave_fiber(SanitizerContext& c, Fiber& f, void** scheduler_sp) {
   __sanitizer_start_switch_fiber(nullptr, c.bottom, c.size);
 #endif
 #if defined(XGEMM_REAL_TSAN)
-  __tsan_release(&c.blocks);
+  __tsan_release(&c.blocks[c.turn]);
   __tsan_switch_to_fiber(c.scheduler, 1);
 #endif
   xgemm_switch(&f.sp, *scheduler_sp);
@@ -124,7 +129,31 @@ inline void barrier_leave(SanitizerContext& c, uint64_t phase) {
   (void)c, (void)phase;
 }
 
-// Fibers of a failed block are left where they stand; their frames' red zones must not outlive them.
+// What the host did before a launch is seen by its threads, and what they did by the host
+// afterwards.
+inline void launch_begins(SanitizerContext& c) {
+#if defined(XGEMM_REAL_TSAN)
+  for (char& token : c.blocks) __tsan_release(&token);
+#endif
+  (void)c;
+}
+
+inline void block_begins(SanitizerContext& c) {
+#if defined(XGEMM_REAL_TSAN)
+  c.turn = 1 - c.turn;
+#endif
+  (void)c;
+}
+
+inline void launch_ends(SanitizerContext& c) {
+#if defined(XGEMM_REAL_TSAN)
+  for (char& token : c.blocks) __tsan_acquire(&token);
+#endif
+  (void)c;
+}
+
+// Fibers of a failed block are left where they stand; their frames' red zones must not outlive
+// them.
 inline void abandon_fibers(SanitizerContext& c, const char* stacks, size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(stacks, bytes);
@@ -132,7 +161,8 @@ inline void abandon_fibers(SanitizerContext& c, const char* stacks, size_t bytes
   (void)c, (void)stacks, (void)bytes;
 }
 
-inline void poison_zones(const char* zone, size_t zone_bytes, const char* array, size_t bytes, const char* end) {
+inline void poison_zones(const char* zone, size_t zone_bytes, const char* array, size_t bytes,
+                         const char* end) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(zone, zone_bytes);
   __asan_unpoison_memory_region(array, bytes);

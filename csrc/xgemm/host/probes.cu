@@ -1,4 +1,5 @@
-// Kernels with one planted fault each: the alarms' test. `python -m xgemm_torch` never runs them; tests and the curious do.
+// Kernels with one planted fault each: the alarms' test. `python -m xgemm_torch` never runs them;
+// tests and the curious do.
 #include <stdexcept>
 #include <vector>
 
@@ -35,10 +36,8 @@ __global__ void deadlock(const Gemm g) {
 __global__ void divergent_barrier(const Gemm g) {
   XGEMM_SHARED(S, float[kThreads]);
   S[threadIdx.x] = g.a(0, threadIdx.x);
-  if (threadIdx.x < 32)
-    __syncthreads();
-  else
-    __syncthreads();
+  if (threadIdx.x < 32) __syncthreads();
+  else __syncthreads();
   g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
 }
 
@@ -65,7 +64,9 @@ __global__ void dynamic_smem_too_small(const Gemm g) {
 
 __global__ void gmem_out_of_bounds(const Gemm g) { g.store(0, threadIdx.x, g.a(1, threadIdx.x)); }
 
-__global__ void gmem_between_rows(const Gemm g) { g.store(0, threadIdx.x, g.b.ptr(0, threadIdx.x)[1]); }
+__global__ void gmem_between_rows(const Gemm g) {
+  g.store(0, threadIdx.x, g.b.ptr(0, threadIdx.x)[1]);
+}
 
 __global__ void store_to_an_input(const Gemm g) { const_cast<float&>(g.a(0, threadIdx.x)) = 1.f; }
 
@@ -134,7 +135,9 @@ void (*kernel_to_run)(Gemm);
 unsigned blocks_to_run;
 
 void run_probe(const Gemm& g, const Context& context) {
-  launch(kernel_to_run, {.grid = dim3(blocks_to_run), .block = dim3(kThreads), .smem = kThreads * sizeof(float)}, context, g);
+  launch(kernel_to_run,
+         {.grid = dim3(blocks_to_run), .block = dim3(kThreads), .smem = kThreads * sizeof(float)},
+         context, g);
 }
 
 }  // namespace
@@ -164,7 +167,8 @@ void probe(const std::string& fault) {
     stage.run = run_probe;
     run_watched(stage, g);
     for (unsigned i = 0; i < kThreads; ++i)
-      if (fault == "none" && d[i] != (i % 2 ? a[kThreads - 1 - i] : 0.f)) throw std::logic_error("the probe is wrong");
+      if (fault == "none" && d[i] != (i % 2 ? a[kThreads - 1 - i] : 0.f))
+        throw std::logic_error("the probe is wrong");
     return;
   }
   throw std::invalid_argument("xgemm simt: no probe named '" + fault + "'");

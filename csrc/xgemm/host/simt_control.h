@@ -14,7 +14,8 @@ enum class Order { forward, reverse, random };
 struct Settings {
   Order order = Order::random;   // of threads within a phase, and of blocks
   uint64_t seed = 0;             // of the random order
-  std::string skip_barrier;      // "05_smem_tiled.cu:31": that barrier does nothing, as if it had been deleted
+  std::string
+      skip_barrier;  // "05_smem_tiled.cu:31": that barrier does nothing, as if it had been deleted
 };
 
 Settings settings();
@@ -23,11 +24,13 @@ void configure(const Settings&);
 // Every barrier that has run since the library was loaded, as "file.cu:line".
 std::vector<std::string> barriers();
 
-// Runs a stage of the host flavour with every access of its kernels watched: anything but the operands and the
-// workspace is out of bounds. Throws std::runtime_error for what the kernel does wrong.
+// Runs a stage of the host flavour with every access of its kernels watched: anything but the
+// operands and the workspace is out of bounds. Throws std::runtime_error for what the kernel does
+// wrong.
 void run_watched(const Stage& stage, const Gemm& g);
 
-// Runs a kernel with one planted fault (host/probes.cu); it throws when the fault is found, as it must be.
+// Runs a kernel with one planted fault (host/probes.cu); it throws when the fault is found, as it
+// must be.
 void probe(const std::string& fault);
 std::vector<std::string> probes();
 

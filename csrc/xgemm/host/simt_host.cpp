@@ -1,5 +1,5 @@
-// Fibers in place of CUDA threads: a thread runs as far as it can, then the next, in an order that changes from phase to
-// phase. That is the most hostile legal schedule, which is the point.
+// Fibers in place of CUDA threads: a thread runs as far as it can, then the next, in an order that
+// changes from phase to phase. That is the most hostile legal schedule, which is the point.
 #include "xgemm/host/simt_host.h"
 
 #include <sys/mman.h>
@@ -56,8 +56,10 @@ struct Machine {
     if (stacks) munmap(stacks, stack_count * kStack);
   }
   static void* map(size_t bytes) {
-    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) throw std::runtime_error("xgemm simt: no memory for the threads of a block");
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+      throw std::runtime_error("xgemm simt: no memory for the threads of a block");
     return p;
   }
   void grow(size_t threads) {
@@ -67,7 +69,8 @@ struct Machine {
     stack_count = threads;
     block.stacks = stacks;
     block.stack_bytes = threads * kStack;
-    // The lowest page of a stack is a guard: an overflow faults instead of running into a neighbour's frames.
+    // The lowest page of a stack is a guard: an overflow faults instead of running into a
+    // neighbour's frames.
     for (size_t t = 0; t < threads; ++t) mprotect(stacks + t * kStack, 4096, PROT_NONE);
   }
 };
@@ -106,12 +109,14 @@ std::string waiting(const Block& b) {
   std::vector<std::pair<std::string, unsigned>> groups;
   for (const Fiber& f : b.fibers) {
     const std::string at = f.wait == Wait::finished ? "have exited" : "wait at " + place(f.at);
-    auto g = std::find_if(groups.begin(), groups.end(), [&](const auto& x) { return x.first == at; });
+    auto g =
+        std::find_if(groups.begin(), groups.end(), [&](const auto& x) { return x.first == at; });
     if (g == groups.end()) groups.push_back({at, 1});
     else ++g->second;
   }
   for (const auto& [at, count] : groups)
-    text += (text.empty() ? "" : ", ") + std::to_string(count) + " of " + std::to_string(b.threads) + " threads " + at;
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " of " +
+            std::to_string(b.threads) + " threads " + at;
   return text;
 }
 
@@ -134,6 +139,7 @@ void release(Block& b) {
 
 void run_block(Machine& m, Order how) {
   Block& b = m.block;
+  block_begins(m.sanitizer);
   b.arrays.clear();
   b.arena_used = 0;
   b.quiet = false;
@@ -176,13 +182,19 @@ dim3 unravel(unsigned i, dim3 d) { return {i % d.x, i / d.x % d.y, i / d.x / d.y
 
 std::vector<Operand> operands(const Gemm& g, const Context& context) {
   std::vector<Operand> all;
-  all.emplace_back("A", g.a.data, false, std::vector<Operand::Axis>{{g.a.bs, g.batch}, {g.a.rs, g.m}, {g.a.cs, g.k}});
-  all.emplace_back("B", g.b.data, false, std::vector<Operand::Axis>{{g.b.bs, g.batch}, {g.b.rs, g.k}, {g.b.cs, g.n}});
+  all.emplace_back("A", g.a.data, false,
+                   std::vector<Operand::Axis>{{g.a.bs, g.batch}, {g.a.rs, g.m}, {g.a.cs, g.k}});
+  all.emplace_back("B", g.b.data, false,
+                   std::vector<Operand::Axis>{{g.b.bs, g.batch}, {g.b.rs, g.k}, {g.b.cs, g.n}});
   if (g.beta != 0.f)
-    all.emplace_back("C", g.c.data, false, std::vector<Operand::Axis>{{g.c.bs, g.batch}, {g.c.rs, g.m}, {g.c.cs, g.n}});
-  all.emplace_back("D", g.d.data, true, std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
+    all.emplace_back("C", g.c.data, false,
+                     std::vector<Operand::Axis>{{g.c.bs, g.batch}, {g.c.rs, g.m}, {g.c.cs, g.n}});
+  all.emplace_back("D", g.d.data, true,
+                   std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
   const auto floats = static_cast<int64_t>(context.workspace_bytes / 4);
-  if (floats) all.emplace_back("the workspace", context.workspace, true, std::vector<Operand::Axis>{{1, floats}});
+  if (floats)
+    all.emplace_back("the workspace", context.workspace, true,
+                     std::vector<Operand::Axis>{{1, floats}});
   return all;
 }
 
@@ -202,8 +214,9 @@ dim3 grid_dim() { return running->grid; }
 void barrier(const char* file, int line) {
   Machine& m = machine();
   m.block.quiet = true;
-  auto seen = std::find_if(m.seen.begin(), m.seen.end(),
-                           [&](const auto& s) { return s.site.line == line && s.site.file == file; });
+  auto seen = std::find_if(m.seen.begin(), m.seen.end(), [&](const auto& s) {
+    return s.site.line == line && s.site.file == file;
+  });
   if (seen == m.seen.end()) {
     std::lock_guard<std::mutex> lock(control);
     sites.emplace(base_name(file), line);
@@ -228,12 +241,14 @@ void* shared_array(const void* site, size_t bytes, const char* file, int line) {
     if (a.site == site) return b.arena + a.offset;
   const size_t offset = b.arena_used + kZone;
   b.arena_used = (offset + bytes + 127) / 128 * 128;
-  if (b.arena_used + kZone > kArena) fail("shared memory of a block is over " + std::to_string(kArena) + " bytes");
+  if (b.arena_used + kZone > kArena)
+    fail("shared memory of a block is over " + std::to_string(kArena) + " bytes");
   b.arrays.push_back({site, {file, line}, offset, bytes});
   poison(b.arena + offset, bytes);
   for (size_t i = (offset - kZone) / 4; i < (b.arena_used + kZone) / 4; ++i)
     m.cells[i].inside = i >= offset / 4 && i < (offset + bytes + 3) / 4;
-  poison_zones(b.arena + offset - kZone, kZone, b.arena + offset, bytes, b.arena + b.arena_used + kZone);
+  poison_zones(b.arena + offset - kZone, kZone, b.arena + offset, bytes,
+               b.arena + b.arena_used + kZone);
   return b.arena + offset;
 }
 
@@ -242,7 +257,8 @@ void* dynamic_shared(size_t bytes, const char* file, int line) {
   if (bytes > running->dynamic_smem) {
     const Quiet quiet;
     fail("out of bounds: " + place({file, line}) + " uses " + std::to_string(bytes) +
-         " bytes of dynamic shared memory, the launch gave " + std::to_string(running->dynamic_smem));
+         " bytes of dynamic shared memory, the launch gave " +
+         std::to_string(running->dynamic_smem));
   }
   return shared_array(&site, running->dynamic_smem, file, line);
 }
@@ -250,9 +266,9 @@ void* dynamic_shared(size_t bytes, const char* file, int line) {
 void expect_aligned(const void* p, size_t bytes, const char*, int) {
   if (!running || reinterpret_cast<uintptr_t>(p) % bytes == 0) return;
   const Quiet quiet;
-  fail("misaligned: " + thread_name(running->self) + " moves " + std::to_string(bytes) + " bytes at an address that is " +
-         std::to_string(reinterpret_cast<uintptr_t>(p) % bytes) + " past a multiple, at " +
-       place(__builtin_return_address(0)));
+  fail("misaligned: " + thread_name(running->self) + " moves " + std::to_string(bytes) +
+       " bytes at an address that is " + std::to_string(reinterpret_cast<uintptr_t>(p) % bytes) +
+       " past a multiple, at " + place(__builtin_return_address(0)));
 }
 
 void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes, const char*, int) {
@@ -287,7 +303,8 @@ void run_watched(const Stage& stage, const Gemm& g) {
   const Device device{};
   require(stage, g, device);
   std::vector<char> workspace(stage.workspace ? stage.workspace(g, device) : 0);
-  const Context context{.device = device, .workspace = workspace.data(), .workspace_bytes = workspace.size()};
+  const Context context{
+      .device = device, .workspace = workspace.data(), .workspace_bytes = workspace.size()};
   std::vector<Operand>& watched = machine().block.operands;
   watched = operands(g, context);
   try {
@@ -305,7 +322,8 @@ void run_grid(dim3 grid, dim3 dims, size_t smem, void (*thread)(const void*), co
   Machine& m = machine();
   const Settings s = settings();
   const unsigned threads = dims.x * dims.y * dims.z;
-  if (threads == 0 || threads > 1024) throw std::invalid_argument("xgemm simt: a block has 1 to 1024 threads");
+  if (threads == 0 || threads > 1024)
+    throw std::invalid_argument("xgemm simt: a block has 1 to 1024 threads");
   m.grow(threads);
   m.block.fibers.resize(threads);
   m.block.grid = grid;
@@ -324,17 +342,19 @@ void run_grid(dim3 grid, dim3 dims, size_t smem, void (*thread)(const void*), co
   std::vector<unsigned> blocks(static_cast<size_t>(grid.x) * grid.y * grid.z);
   std::iota(blocks.begin(), blocks.end(), 0u);
   order(blocks, s.order, m.random);
+  launch_begins(m.sanitizer);
   for (unsigned i : blocks) {
     m.block.linear = i;
     m.block.index = unravel(i, grid);
     run_block(m, s.order);
     if (!m.block.error.empty()) break;
   }
+  launch_ends(m.sanitizer);
   if (m.block.error.empty()) return;
   abandon_fibers(m.sanitizer, m.stacks, m.stack_count * kStack);
   const dim3 at = m.block.index;
-  throw std::runtime_error("xgemm simt: " + m.block.error + "; block (" + std::to_string(at.x) + ", " +
-                           std::to_string(at.y) + ", " + std::to_string(at.z) + ")");
+  throw std::runtime_error("xgemm simt: " + m.block.error + "; block (" + std::to_string(at.x) +
+                           ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")");
 }
 
 Settings settings() {

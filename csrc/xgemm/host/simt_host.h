@@ -1,7 +1,9 @@
-// The host flavour: CUDA's vocabulary for g++, one fiber a CUDA thread. What it does is in simt_host.cpp.
+// The host flavour: CUDA's vocabulary for g++, one fiber a CUDA thread. What it does is in
+// simt_host.cpp.
 //
-// Stages are compiled with -fsanitize=thread for its instrumentation alone: the calls that it inserts at every load and
-// store are answered by this project (watch.cpp), which knows the block's barriers and the launch's operands.
+// Stages are compiled with -fsanitize=thread for its instrumentation alone: the calls that it
+// inserts at every load and store are answered by this project (watch.cpp), which knows the block's
+// barriers and the launch's operands.
 #pragma once
 
 #include <cmath>
@@ -53,25 +55,30 @@ dim3 grid_dim();
 // __syncthreads: all threads of the block meet, at one line.
 void barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
-// The block's shared array declared at `site`: zones of no-man's-land around it, filled with NaN when the block starts.
-void* shared_array(const void* site, size_t bytes, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+// The block's shared array declared at `site`: zones of no-man's-land around it, filled with NaN
+// when the block starts.
+void* shared_array(const void* site, size_t bytes, const char* file = __builtin_FILE(),
+                   int line = __builtin_LINE());
 
 // Throws when p is not a multiple of `bytes`.
-void expect_aligned(const void* p, size_t bytes, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+void expect_aligned(const void* p, size_t bytes, const char* file = __builtin_FILE(),
+                    int line = __builtin_LINE());
 
-// cp.async: the destination holds NaN from the issue on and gets its value when a wait demands it, not before. Bytes
-// beyond `source_bytes` are filled with zeros.
-void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes, const char* file = __builtin_FILE(),
-                int line = __builtin_LINE());
+// cp.async: the destination holds NaN from the issue on and gets its value when a wait demands it,
+// not before. Bytes beyond `source_bytes` are filled with zeros.
+void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes,
+                const char* file = __builtin_FILE(), int line = __builtin_LINE());
 void copy_commit();
-void copy_wait(int groups_left);   // until at most so many of the thread's youngest groups are unfinished
+void copy_wait(
+    int groups_left);   // until at most so many of the thread's youngest groups are unfinished
 
 // The launch's dynamic shared memory.
-void* dynamic_shared(size_t bytes, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+void* dynamic_shared(size_t bytes, const char* file = __builtin_FILE(),
+                     int line = __builtin_LINE());
 
 // Runs every block of a grid, one after another, and throws for what went wrong in one.
-void run_grid(dim3 grid, dim3 block, size_t smem, void (*thread)(const void*), const void* arguments,
-              size_t argument_bytes);
+void run_grid(dim3 grid, dim3 block, size_t smem, void (*thread)(const void*),
+              const void* arguments, size_t argument_bytes);
 
 template <class Kernel, class... P>
 struct Call {
@@ -84,7 +91,8 @@ struct Call {
 };
 
 template <class... P>
-XGEMM_UNWATCHED void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, P... arguments) {
+XGEMM_UNWATCHED void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
+                            P... arguments) {
   const Call<void(P...), P...> call{kernel, {arguments...}};
   run_grid(grid, block, smem, &Call<void(P...), P...>::run, &call, sizeof call);
 }
@@ -98,11 +106,11 @@ XGEMM_UNWATCHED void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t 
 #define __syncthreads() ::xgemm::simt::barrier()
 
 // The static is this declaration's name, one for each instantiation of a kernel template.
-#define XGEMM_SHARED(name, ...)           \
-  static const char name##_site = 0;      \
+#define XGEMM_SHARED(name, ...)                                 \
+  static const char name##_site = 0;                            \
   auto& name = *static_cast<::xgemm::simt::Type<__VA_ARGS__>*>( \
       ::xgemm::simt::shared_array(&name##_site, sizeof(::xgemm::simt::Type<__VA_ARGS__>)))
 
-#define XGEMM_SHARED_DYNAMIC(name, ...) \
+#define XGEMM_SHARED_DYNAMIC(name, ...)                         \
   auto& name = *static_cast<::xgemm::simt::Type<__VA_ARGS__>*>( \
       ::xgemm::simt::dynamic_shared(sizeof(::xgemm::simt::Type<__VA_ARGS__>)))

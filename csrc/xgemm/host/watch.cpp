@@ -1,5 +1,6 @@
-// Answers the calls that -fsanitize=thread puts at every load and store of a stage, and turns a wrong one into an error:
-// races and stray accesses in shared memory, global accesses outside the operands, two threads storing one element.
+// Answers the calls that -fsanitize=thread puts at every load and store of a stage, and turns a
+// wrong one into an error: races and stray accesses in shared memory, global accesses outside the
+// operands, two threads storing one element.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -15,18 +16,21 @@ std::string base_name(std::string path) { return path.substr(path.find_last_of('
 
 const char* verb(bool write) { return write ? "writes" : "reads"; }
 
-[[noreturn]] void race(const char* p, bool write, const void* pc, bool other_write, unsigned other, const void* other_pc) {
+[[noreturn]] void race(const char* p, bool write, const void* pc, bool other_write, unsigned other,
+                       const void* other_pc) {
   const Block& b = *running;
-  fail("race on shared memory: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) + " what " +
-       (other == kMany ? "several threads" : thread_name(other)) + (other_write ? " wrote" : " read") + " at " +
-       place(other_pc) + " with no barrier between" + " (byte " + std::to_string(p - b.arena) + " of the block's arrays)");
+  fail("race on shared memory: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
+       " what " + (other == kMany ? "several threads" : thread_name(other)) +
+       (other_write ? " wrote" : " read") + " at " + place(other_pc) + " with no barrier between" +
+       " (byte " + std::to_string(p - b.arena) + " of the block's arrays)");
 }
 
 void touch(Cell& c, const char* p, bool write, const void* pc) {
   Block& b = *running;
   const auto self = static_cast<uint16_t>(b.self);
   if (!c.inside)
-    fail("out of bounds: " + thread_name(b.self) + " " + verb(write) + " shared memory outside every array at " + place(pc));
+    fail("out of bounds: " + thread_name(b.self) + " " + verb(write) +
+         " shared memory outside every array at " + place(pc));
   if (c.write_phase == b.phase && c.writer != self) race(p, write, pc, true, c.writer, c.write_pc);
   if (write) {
     if (c.read_phase == b.phase && c.reader != self) race(p, write, pc, false, c.reader, c.read_pc);
@@ -36,7 +40,8 @@ void touch(Cell& c, const char* p, bool write, const void* pc) {
     return;
   }
   if (c.write_phase < b.first_phase)
-    fail("uninitialised: " + thread_name(b.self) + " reads shared memory that no thread has written, at " + place(pc));
+    fail("uninitialised: " + thread_name(b.self) +
+         " reads shared memory that no thread has written, at " + place(pc));
   if (c.read_phase != b.phase) c.reader = self;
   else if (c.reader != self) c.reader = kMany;
   c.read_phase = b.phase;
@@ -46,7 +51,8 @@ void touch(Cell& c, const char* p, bool write, const void* pc) {
 // The module's own constants and statics.
 bool in_this_library(const void* p) {
   Dl_info a{}, b{};
-  return dladdr(p, &a) && dladdr(reinterpret_cast<const void*>(&note_shared), &b) && a.dli_fbase == b.dli_fbase;
+  return dladdr(p, &a) && dladdr(reinterpret_cast<const void*>(&note_shared), &b) &&
+         a.dli_fbase == b.dli_fbase;
 }
 
 void note_global(const char* p, size_t bytes, bool write, const void* pc) {
@@ -65,20 +71,25 @@ void note_global(const char* p, size_t bytes, bool write, const void* pc) {
     for (size_t i = 0; i < bytes; i += 4) {
       uint32_t& owner = o.owner[static_cast<size_t>(o.element(p + i))];
       if (owner && owner != self)
-        fail("race on global memory: " + thread_name(b.self) + " of block " + std::to_string(b.linear) + " stores at " +
-             place(pc) + " an element of " + o.name + " that thread " + std::to_string((owner - 1) % b.threads) +
-             " of block " + std::to_string((owner - 1) / b.threads) + " stored too");
+        fail("race on global memory: " + thread_name(b.self) + " of block " +
+             std::to_string(b.linear) + " stores at " + place(pc) + " an element of " + o.name +
+             " that thread " + std::to_string((owner - 1) % b.threads) + " of block " +
+             std::to_string((owner - 1) / b.threads) + " stored too");
       owner = self;
     }
     return;
   }
   if (!write && in_this_library(p)) return;
   std::string where = "outside every operand";
-  if (nearest) where += ", " + std::to_string(p - nearest->base) + " bytes from the start of " + nearest->name;
-  fail("out of bounds: " + thread_name(b.self) + " " + verb(write) + " global memory " + where + ", at " + place(pc));
+  if (nearest)
+    where += ", " + std::to_string(p - nearest->base) + " bytes from the start of " + nearest->name;
+  fail("out of bounds: " + thread_name(b.self) + " " + verb(write) + " global memory " + where +
+       ", at " + place(pc));
 }
 
-bool within(const char* p, const char* base, size_t bytes) { return static_cast<size_t>(p - base) < bytes; }
+bool within(const char* p, const char* base, size_t bytes) {
+  return static_cast<size_t>(p - base) < bytes;
+}
 
 inline void note(void* address, size_t bytes, bool write, const void* pc) {
   if (!running || running->quiet) return;
@@ -94,7 +105,8 @@ inline void note(void* address, size_t bytes, bool write, const void* pc) {
 
 Operand::Operand(const char* name_, const void* base_, bool writable_, std::vector<Axis> all)
     : name(name_), base(static_cast<const char*>(base_)), writable(writable_) {
-  std::sort(all.begin(), all.end(), [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+  std::sort(all.begin(), all.end(),
+            [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
   bool nested = true;
   int64_t elements = 1;
   for (auto a = all.rbegin(); a != all.rend(); ++a) {
@@ -120,19 +132,24 @@ int64_t Operand::element(const char* p) const {
 
 void note_shared(const char* p, size_t bytes, bool write, const void* pc) {
   const auto offset = static_cast<size_t>(p - running->arena);
-  for (size_t i = offset / 4; i <= (offset + bytes - 1) / 4; ++i) touch(running->cells[i], p, write, pc);
+  for (size_t i = offset / 4; i <= (offset + bytes - 1) / 4; ++i)
+    touch(running->cells[i], p, write, pc);
 }
 
-std::string place(const Site& site) { return base_name(site.file) + ":" + std::to_string(site.line); }
+std::string place(const Site& site) {
+  return base_name(site.file) + ":" + std::to_string(site.line);
+}
 
-// Only an error asks, so a process for addr2line is cheap enough. Without it: the offset in the library.
+// Only an error asks, so a process for addr2line is cheap enough. Without it: the offset in the
+// library.
 std::string place(const void* pc) {
   Dl_info info{};
   if (!dladdr(pc, &info)) return "an unknown place";
   // pc is the return address: the call is before it.
   char command[4096];
   const auto offset = static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase) - 1;
-  std::snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%tx 2>/dev/null", info.dli_fname, offset);
+  std::snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%tx 2>/dev/null", info.dli_fname,
+                offset);
   std::string inner, in_stage;
   if (FILE* pipe = popen(command, "r")) {
     char line[2048];
@@ -164,12 +181,21 @@ std::string thread_name(unsigned t) {
 
 #ifndef XGEMM_REAL_TSAN
 
-// The interface that gcc and clang compile to. A 16-byte access of a stage is a vector's: it must be aligned.
-#define XGEMM_HOOK(size)                                                                                   \
-  void __tsan_read##size(void* p) { xgemm::simt::note(p, size, false, __builtin_return_address(0)); }      \
-  void __tsan_write##size(void* p) { xgemm::simt::note(p, size, true, __builtin_return_address(0)); }      \
-  void __tsan_unaligned_read##size(void* p) { xgemm::simt::note(p, size, false, __builtin_return_address(0)); } \
-  void __tsan_unaligned_write##size(void* p) { xgemm::simt::note(p, size, true, __builtin_return_address(0)); }
+// The interface that gcc and clang compile to. A 16-byte access of a stage is a vector's: it must
+// be aligned.
+#define XGEMM_HOOK(size)                                            \
+  void __tsan_read##size(void* p) {                                 \
+    xgemm::simt::note(p, size, false, __builtin_return_address(0)); \
+  }                                                                 \
+  void __tsan_write##size(void* p) {                                \
+    xgemm::simt::note(p, size, true, __builtin_return_address(0));  \
+  }                                                                 \
+  void __tsan_unaligned_read##size(void* p) {                       \
+    xgemm::simt::note(p, size, false, __builtin_return_address(0)); \
+  }                                                                 \
+  void __tsan_unaligned_write##size(void* p) {                      \
+    xgemm::simt::note(p, size, true, __builtin_return_address(0));  \
+  }
 
 extern "C" {
 XGEMM_HOOK(1)
@@ -177,8 +203,12 @@ XGEMM_HOOK(2)
 XGEMM_HOOK(4)
 XGEMM_HOOK(8)
 XGEMM_HOOK(16)
-void __tsan_read_range(void* p, size_t n) { xgemm::simt::note(p, n, false, __builtin_return_address(0)); }
-void __tsan_write_range(void* p, size_t n) { xgemm::simt::note(p, n, true, __builtin_return_address(0)); }
+void __tsan_read_range(void* p, size_t n) {
+  xgemm::simt::note(p, n, false, __builtin_return_address(0));
+}
+void __tsan_write_range(void* p, size_t n) {
+  xgemm::simt::note(p, n, true, __builtin_return_address(0));
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

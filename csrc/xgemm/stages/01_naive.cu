@@ -1,4 +1,5 @@
-// One thread, one element of C; neighbouring threads walk down a column, so their loads of A and stores to C are apart.
+// One thread, one element of C; neighbouring threads walk down a column, so their loads of A and
+// stores to C are apart.
 #include "xgemm/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::naive {
@@ -17,13 +18,17 @@ __global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
   g.store(i, j, acc);
 }
 
-void run(const Gemm& g, const Context& context) { launch_tiles(kernel, g, kTile, dim3(kTile.BM, kTile.BN), context); }
+void run(const Gemm& g, const Context& context) {
+  launch_tiles(kernel, g, kTile, dim3(kTile.BM, kTile.BN), context);
+}
 
-static const Register stage(kFlavour, {.name = "naive",
-                                       .rung = 1,
-                                       .idea = "one thread, one element of C; threadIdx.x walks rows, loads are uncoalesced",
-                                       .source = "L v1, X 01",
-                                       .tiles = {kTile},
-                                       .run = run});
+static const Register stage(
+    kFlavour,
+    {.name = "naive",
+     .rung = 1,
+     .idea = "one thread, one element of C; threadIdx.x walks rows, loads are uncoalesced",
+     .source = "L v1, X 01",
+     .tiles = {kTile},
+     .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::naive

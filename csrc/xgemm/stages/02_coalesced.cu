@@ -1,10 +1,12 @@
-// The same with threadIdx.x along a row of C: a warp reads 32 neighbours of B and writes 32 neighbours of C at once.
+// The same with threadIdx.x along a row of C: a warp reads 32 neighbours of B and writes 32
+// neighbours of C at once.
 #include "xgemm/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::coalesced {
 
-// What binds is the latency of L1, so a thread asks for 8 elements of A and B before it multiplies them: 6.5 TFLOP/s
-// where a loop of single products, unrolled 16 times by the compiler, gives 5.6 (4096^3, H200).
+// What binds is the latency of L1, so a thread asks for 8 elements of A and B before it multiplies
+// them: 6.5 TFLOP/s where a loop of single products, unrolled 16 times by the compiler, gives 5.6
+// (4096^3, H200).
 constexpr int kAhead = 8;
 
 constexpr Tile kTile{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .group = 1, .rate = 6.5f};
@@ -29,13 +31,16 @@ __global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
   g.store(i, j, acc);
 }
 
-void run(const Gemm& g, const Context& context) { launch_tiles(kernel, g, kTile, dim3(kTile.BN, kTile.BM), context); }
+void run(const Gemm& g, const Context& context) {
+  launch_tiles(kernel, g, kTile, dim3(kTile.BN, kTile.BM), context);
+}
 
-static const Register stage(kFlavour, {.name = "coalesced",
-                                       .rung = 2,
-                                       .idea = "threadIdx.x walks columns: a warp's loads of B and stores are neighbours",
-                                       .source = "S naive, X 02, T untiled",
-                                       .tiles = {kTile},
-                                       .run = run});
+static const Register stage(
+    kFlavour, {.name = "coalesced",
+               .rung = 2,
+               .idea = "threadIdx.x walks columns: a warp's loads of B and stores are neighbours",
+               .source = "S naive, X 02, T untiled",
+               .tiles = {kTile},
+               .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::coalesced

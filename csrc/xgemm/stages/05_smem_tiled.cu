@@ -1,12 +1,21 @@
-// A block stages a 32 x 32 slice of A and of B in shared memory: each element leaves gmem once for 32 uses.
+// A block stages a 32 x 32 slice of A and of B in shared memory: each element leaves gmem once for
+// 32 uses.
 #include "xgemm/copy.h"
 #include "xgemm/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::smem_tiled {
 
-// Rows are padded to 36: a transposed operand is read along its columns and would be stored 32 lanes to a bank; with 36
-// it is 4 to a bank, and 16-byte reads of A along k stay aligned.
-constexpr Tile kTile{.BM = 32, .BN = 32, .BK = 32, .buffers = 1, .pad_a = 4, .pad_b = 4, .a_rows = 32, .group = 16, .rate = 9.2f};
+// Rows are padded to 36: a transposed operand is read along its columns and would be stored 32
+// lanes to a bank; with 36 it is 4 to a bank, and 16-byte reads of A along k stay aligned.
+constexpr Tile kTile{.BM = 32,
+                     .BN = 32,
+                     .BK = 32,
+                     .buffers = 1,
+                     .pad_a = 4,
+                     .pad_b = 4,
+                     .a_rows = 32,
+                     .group = 16,
+                     .rate = 9.2f};
 constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK;
 
 __global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
@@ -27,7 +36,8 @@ __global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
   float acc = 0.f;
   for (int64_t k0 = 0; k0 < g.k; k0 += BK, a += a_step, b += b_step) {
     const int depth = slice_depth(g.k, k0, BK);
-    const float va = a_inside && ak < depth ? *a : kPadA, vb = b_inside && bk < depth ? *b : kPadB;   // both in flight
+    const float va = a_inside && ak < depth ? *a : kPadA,
+                vb = b_inside && bk < depth ? *b : kPadB;   // both in flight
     As[ai][ak] = va;
     Bs[bk][bj] = vb;
     __syncthreads();
@@ -38,13 +48,16 @@ __global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
   g.store(o.i + ty, o.j + tx, acc);
 }
 
-void run(const Gemm& g, const Context& context) { launch_tiles(kernel, g, kTile, dim3(BN, BM), context); }
+void run(const Gemm& g, const Context& context) {
+  launch_tiles(kernel, g, kTile, dim3(BN, BM), context);
+}
 
-static const Register stage(kFlavour, {.name = "smem_tiled",
-                                       .rung = 5,
-                                       .idea = "block tiles staged through shared memory, zero-filled at the edges",
-                                       .source = "T, X 03, C 1",
-                                       .tiles = {kTile},
-                                       .run = run});
+static const Register stage(
+    kFlavour, {.name = "smem_tiled",
+               .rung = 5,
+               .idea = "block tiles staged through shared memory, zero-filled at the edges",
+               .source = "T, X 03, C 1",
+               .tiles = {kTile},
+               .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_tiled

@@ -1,12 +1,22 @@
-// A thread computes a column of TM = 8 elements: one element of B, read once into a register, serves eight products.
+// A thread computes a column of TM = 8 elements: one element of B, read once into a register,
+// serves eight products.
 #include "xgemm/copy.h"
 #include "xgemm/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::block_tile_1d {
 
-// A lies K-major: a thread's 8 rows are neighbours, two 16-byte reads, and 40 registers do, so that three blocks fit.
-constexpr Tile kTile{.BM = 64, .BN = 64, .BK = 8, .TM = 8, .buffers = 1, .pad_a = 4, .pad_b = 4, .a_rows = 8,
-                     .min_blocks = 3, .rate = 19.6f};
+// A lies K-major: a thread's 8 rows are neighbours, two 16-byte reads, and 40 registers do, so that
+// three blocks fit.
+constexpr Tile kTile{.BM = 64,
+                     .BN = 64,
+                     .BK = 8,
+                     .TM = 8,
+                     .buffers = 1,
+                     .pad_a = 4,
+                     .pad_b = 4,
+                     .a_rows = 8,
+                     .min_blocks = 3,
+                     .rate = 19.6f};
 constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK, TM = kTile.TM;
 
 template <bool kA, bool kB>   // whether A, B transposed are walked along k
@@ -45,11 +55,12 @@ void run(const Gemm& g, const Context& context) {
   });
 }
 
-static const Register stage(kFlavour, {.name = "block_tile_1d",
-                                       .rung = 11,
-                                       .idea = "a column of 8 results a thread; the element of B stays in a register",
-                                       .source = "X 04, C 2",
-                                       .tiles = {kTile},
-                                       .run = run});
+static const Register stage(
+    kFlavour, {.name = "block_tile_1d",
+               .rung = 11,
+               .idea = "a column of 8 results a thread; the element of B stays in a register",
+               .source = "X 04, C 2",
+               .tiles = {kTile},
+               .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::block_tile_1d

@@ -1,14 +1,27 @@
-// A thread computes TM x TN = 8 x 8 elements from 8 + 8 fragments in registers: 64 products for 16 reads of shared memory.
+// A thread computes TM x TN = 8 x 8 elements from 8 + 8 fragments in registers: 64 products for 16
+// reads of shared memory.
 #include "xgemm/copy.h"
 #include "xgemm/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::block_tile_2d {
 
-// A is row-major in shared memory, its rows padded to 20 floats so that 16-byte reads along k stay aligned.
-constexpr Tile kTile{.BM = 128, .BN = 128, .BK = 16, .TM = 8, .TN = 8, .buffers = 1, .pad_a = 4, .pad_b = 4,
-                     .a_rows = 128, .min_blocks = 2, .rate = 35.4f};
+// A is row-major in shared memory, its rows padded to 20 floats so that 16-byte reads along k stay
+// aligned.
+constexpr Tile kTile{.BM = 128,
+                     .BN = 128,
+                     .BK = 16,
+                     .TM = 8,
+                     .TN = 8,
+                     .buffers = 1,
+                     .pad_a = 4,
+                     .pad_b = 4,
+                     .a_rows = 128,
+                     .min_blocks = 2,
+                     .rate = 35.4f};
 constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK, TM = kTile.TM, TN = kTile.TN;
-constexpr int kRows = BM / TM, kColumns = BN / TN;   // threads down and across; also the distance of a thread's elements
+constexpr int kRows = BM / TM,
+              kColumns =
+                  BN / TN;   // threads down and across; also the distance of a thread's elements
 
 template <bool kA, bool kB>   // whether A, B transposed are walked along k
 __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {

@@ -1,22 +1,31 @@
-// The same tile with 16-byte accesses everywhere: gmem loads, fragments (both slices K-major in smem), stores of C.
+// The same tile with 16-byte accesses everywhere: gmem loads, fragments (both slices K-major in
+// smem), stores of C.
 #include "xgemm/copy.h"
 #include "xgemm/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::vec4_128x128 {
 
-// Rows of 132 floats: an operand contiguous along k is stored down a column, 2 lanes a row, without a bank conflict.
-constexpr Tile kTile{.BM = 128, .BN = 128, .BK = 8, .TM = 8, .TN = 8, .width = 4, .buffers = 1, .pad_a = 4, .pad_b = 4,
-                     .a_rows = 8, .min_blocks = 2, .rate = 40.0f};
-constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK, TM = kTile.TM, TN = kTile.TN, W = kTile.width;
+// Rows of 132 floats: an operand contiguous along k is stored down a column, 2 lanes a row, without
+// a bank conflict.
+constexpr Tile kTile{.BM = 128,
+                     .BN = 128,
+                     .BK = 8,
+                     .TM = 8,
+                     .TN = 8,
+                     .width = 4,
+                     .buffers = 1,
+                     .pad_a = 4,
+                     .pad_b = 4,
+                     .a_rows = 8,
+                     .min_blocks = 2,
+                     .rate = 40.0f};
+constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK, TM = kTile.TM, TN = kTile.TN,
+              W = kTile.width;
 constexpr int kColumns = BN / TN;
-constexpr int kHalfM = BM / 2, kHalfN = BN / 2;   // a thread's rows and columns: 4 in each half, so that lanes touch
+constexpr int kHalfM = BM / 2,
+              kHalfN = BN / 2;  // a thread's rows and columns: 4 in each half, so that lanes touch
 
-__device__ __forceinline__ void load_fragment(float (&r)[8], const float* near, const float* far) {
-  *reinterpret_cast<float4*>(r) = load4(near);
-  *reinterpret_cast<float4*>(r + W) = load4(far);
-}
-
-template <bool kA, bool kB>   // whether A, B transposed are contiguous along k
+template <bool kA, bool kB>  // whether A, B transposed are contiguous along k
 __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
   XGEMM_SHARED(As, float[BK][BM + kTile.pad_a]);
   XGEMM_SHARED(Bs, float[BK][BN + kTile.pad_b]);
@@ -37,8 +46,10 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
 #pragma unroll
     for (int k = 0; k < BK; ++k) {
       float ra[TM], rb[TN];
-      load_fragment(ra, &As[k][ty], &As[k][kHalfM + ty]);
-      load_fragment(rb, &Bs[k][tx], &Bs[k][kHalfN + tx]);
+      load4(ra, &As[k][ty]);
+      load4(ra + W, &As[k][kHalfM + ty]);
+      load4(rb, &Bs[k][tx]);
+      load4(rb + W, &Bs[k][kHalfN + tx]);
 #pragma unroll
       for (int i = 0; i < TM; ++i)
 #pragma unroll
@@ -63,11 +74,12 @@ void run(const Gemm& g, const Context& context) {
   });
 }
 
-static const Register stage(kFlavour, {.name = "vec4_128x128",
-                                       .rung = 15,
-                                       .idea = "16-byte accesses to gmem, smem and C; A transposed in shared memory",
-                                       .source = "S v7, X 06",
-                                       .tiles = {kTile},
-                                       .run = run});
+static const Register stage(
+    kFlavour, {.name = "vec4_128x128",
+               .rung = 15,
+               .idea = "16-byte accesses to gmem, smem and C; A transposed in shared memory",
+               .source = "S v7, X 06",
+               .tiles = {kTile},
+               .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::vec4_128x128

@@ -1,0 +1,312 @@
+// The torch-free layer by itself, for sanitizers and debuggers: every stage of the registry on the
+// host flavour against the plain chain, bit for bit; the pure functions exhaustively; a stage with
+// a workspace and two launches.
+//
+//   xgemm_native               all of it
+//   xgemm_native probe FAULT   one planted fault, which must end the program with an error
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "xgemm/host/chain.h"
+#include "xgemm/host/simt_control.h"
+#include "xgemm/launch.h"
+#include "xgemm/schedule.h"
+#include "xgemm/select.h"
+
+namespace xgemm {
+namespace {
+
+#ifdef XGEMM_REAL_TSAN
+constexpr bool kTsan = true;
+#else
+constexpr bool kTsan = false;
+#endif
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kAsan = true;
+#else
+constexpr bool kAsan = false;
+#endif
+
+int checks = 0, failures = 0;
+
+void expect(bool good, const std::string& what) {
+  ++checks;
+  if (good) return;
+  ++failures;
+  std::printf("FAILED: %s\n", what.c_str());
+}
+
+bool throws(const std::function<void()>& f, const std::string& part) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    return std::string(e.what()).find(part) != std::string::npos;
+  }
+  return false;
+}
+
+// A problem with exactly sized buffers, so that AddressSanitizer sees one float too far.
+struct Problem {
+  std::vector<float> a, b, c, d;
+  Gemm g;
+};
+
+struct Layout {
+  bool trans_a, trans_b;
+  int64_t gap;      // elements between the rows that belong to nobody
+};
+
+View<float> matrix(std::vector<float>& data, int64_t batch, int64_t rows, int64_t columns,
+                   bool transposed, int64_t gap) {
+  const int64_t outer = transposed ? columns : rows, inner = transposed ? rows : columns,
+                ld = inner + gap;
+  data.resize(static_cast<size_t>(std::max<int64_t>(1, batch * outer * ld)));
+  View<float> v{data.data(), ld, 1, batch == 1 ? 0 : outer * ld};
+  return transposed ? View<float>{v.data, v.cs, v.rs, v.bs} : v;
+}
+
+View<const float> constant(const View<float>& v) { return {v.data, v.rs, v.cs, v.bs}; }
+
+Problem problem(int64_t m, int64_t n, int64_t k, Layout l, float alpha, float beta,
+                int64_t batch = 1) {
+  Problem p;
+  p.g.m = m, p.g.n = n, p.g.k = k, p.g.batch = batch;
+  p.g.a = constant(matrix(p.a, batch, m, k, l.trans_a, l.gap));
+  p.g.b = constant(matrix(p.b, batch, k, n, l.trans_b, l.gap));
+  p.g.d = matrix(p.d, batch, m, n, false, l.gap);
+  if (beta != 0.f) p.g.c = constant(matrix(p.c, batch, m, n, false, l.gap));
+  p.g.alpha = alpha, p.g.beta = beta;
+  std::mt19937 random(static_cast<unsigned>(m * 1000003 + n * 1009 + k));
+  std::normal_distribution<float> normal;
+  for (auto* v : {&p.a, &p.b, &p.c})
+    for (float& x : *v) x = normal(random);
+  return p;
+}
+
+bool same_bits(const std::vector<float>& x, const std::vector<float>& y) {
+  return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
+}
+
+constexpr float kUntouched = 12345.f;
+
+std::vector<float> result(Problem& p, const std::function<void(const Gemm&)>& run) {
+  std::fill(p.d.begin(), p.d.end(), kUntouched);
+  run(p.g);
+  return p.d;
+}
+
+void test_stages() {
+  struct Size {
+    int64_t m, n, k;
+  };
+  // ThreadSanitizer's switches between 1024 fibers are slow: fewer problems, one order.
+  using simt::Order;
+  const auto sizes =
+      kTsan ? std::vector<Size>{{33, 65, 17}, {130, 12, 9}}
+            : std::vector<Size>{{1, 1, 1}, {33, 65, 17}, {64, 64, 32}, {130, 129, 9}, {5, 140, 0}};
+  const auto orders = kTsan ? std::vector<Order>{Order::random}
+                            : std::vector<Order>{Order::forward, Order::reverse, Order::random};
+  for (const Stage& stage : stages(Flavour::host))
+    for (const Size& s : sizes)
+      for (int layout = 0; layout < 4; ++layout)
+        for (int64_t gap : {0, 3}) {
+          const bool plain = layout % 2;
+          Problem p = problem(s.m, s.n, s.k, {layout / 2 != 0, layout % 2 != 0, gap},
+                              plain ? 1.f : 1.5f, plain ? 0.f : .5f, s.m < 64 ? 2 : 1);
+          const auto want = result(p, [](const Gemm& g) { chain(g, 0, g.batch * g.m); });
+          for (auto order : orders) {
+            simt::configure({.order = order, .seed = 7, .skip_barrier = ""});
+            const auto got = result(p, [&](const Gemm& g) { simt::run_watched(stage, g); });
+            expect(same_bits(want, got), stage.name + " " + std::to_string(s.m) + "x" +
+                                             std::to_string(s.n) + "x" + std::to_string(s.k) +
+                                             " layout " + std::to_string(layout));
+          }
+        }
+}
+
+// Every tile exactly once, for every grid up to 40 x 40 tiles and groups from 1 to more than there
+// are rows.
+void test_raster() {
+  for (int64_t tm = 1; tm <= 40; ++tm)
+    for (int64_t tn = 1; tn <= 40; ++tn)
+      for (int group : {1, 2, 3, 8, 64}) {
+        std::vector<int> seen(static_cast<size_t>(tm * tn));
+        for (uint32_t block = 0; block < tm * tn; ++block) {
+          const Origin o = raster(block, tm * 16 - 3, tn * 8 - 7, 16, 8, group);
+          if (o.i % 16 || o.j % 8 || o.i / 16 >= tm || o.j / 8 >= tn) {
+            expect(false, "raster leaves the grid");
+            return;
+          }
+          ++seen[static_cast<size_t>(o.i / 16 * tn + o.j / 8)];
+        }
+        bool once = true;
+        for (int x : seen) once = once && x == 1;
+        expect(once, "raster covers " + std::to_string(tm) + "x" + std::to_string(tn) +
+                         " by groups of " + std::to_string(group));
+      }
+}
+
+void test_tiles() {
+  const Tile good{
+      .BM = 128, .BN = 128, .BK = 8, .TM = 8, .TN = 8, .width = 4, .buffers = 1, .a_rows = 8};
+  expect(good.legal() && good.threads() == 256 && good.smem() == 8192, "a legal tile");
+  const auto broken = [&](auto change) {
+    Tile t = good;
+    change(t);
+    return !t.legal();
+  };
+  expect(broken([](Tile& t) { t.TM = 7; }), "TM must divide BM");
+  expect(broken([](Tile& t) { t.BM = 0; }), "sizes are positive");
+  expect(broken([](Tile& t) { t.TM = t.TN = 1; }), "1024 threads at most");
+  expect(broken([](Tile& t) { t.width = 2; }), "accesses of 1 or 4");
+  expect(broken([](Tile& t) { t.BK = 4; }), "equal shares");
+  expect(broken([](Tile& t) { t.buffers = 40; }), "227 KiB");
+  expect(broken([](Tile& t) { t.min_blocks = 9; }), "2048 threads an SM");
+  expect(broken([](Tile& t) { t.WM = 48; }), "whole warp tiles");
+  for (const Stage& s : stages(Flavour::host))
+    expect(!s.tiles.empty() && s.tiles[0].legal(), s.name + " has a legal tile");
+}
+
+// select is total and pure: for every problem a legal stage, the one of least estimated time, the
+// same every time.
+void test_select() {
+  for (int64_t m : {1, 7, 64, 513, 4096, 100000})
+    for (int64_t n : {1, 31, 128, 2048, 50257})
+      for (int64_t k : {0, 1, 8, 1000, 1048576})
+        for (int sms : {1, 108, 132}) {
+          Gemm g;
+          g.m = m, g.n = n, g.k = k;
+          const Choice x = select(stages(Flavour::host), g, {.sm = 90, .sm_count = sms});
+          const Choice y = select(stages(Flavour::host), g, {.sm = 90, .sm_count = sms});
+          bool least = x.stage && x.stage == y.stage && !x.why.empty();
+          double chosen = 0;
+          for (const Candidate& c : x.candidates)
+            if (c.stage == x.stage) chosen = c.microseconds;
+          for (const Candidate& c : x.candidates)
+            least = least && (!c.why_not.empty() || chosen <= c.microseconds);
+          expect(least,
+                 "select " + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k));
+        }
+}
+
+// What later rungs of the ladder need of the registry: a workspace, two launches, an architecture,
+// dynamic shared memory.
+__global__ void partial_sums(const Gemm g, float* sums, int parts) {
+  XGEMM_SHARED_DYNAMIC(S, float[32]);
+  const int64_t i = blockIdx.x, j = blockIdx.y;
+  S[threadIdx.x] = 0.f;
+  for (int64_t k = threadIdx.x; k < g.k; k += parts)
+    S[threadIdx.x] = fmaf(g.a(i, k), g.b(k, j), S[threadIdx.x]);
+  __syncthreads();
+  sums[(i * g.n + j) * parts + threadIdx.x] = S[threadIdx.x];
+}
+__global__ void add_sums(const Gemm g, const float* sums, int parts) {
+  const int64_t i = blockIdx.x, j = blockIdx.y;
+  float acc = 0.f;
+  for (int p = 0; p < parts; ++p) acc += sums[(i * g.n + j) * parts + p];
+  g.store(i, j, acc);
+}
+constexpr int kParts = 32;
+void run_two_launches(const Gemm& g, const Context& context) {
+  auto* sums = static_cast<float*>(context.workspace);
+  const dim3 grid(static_cast<unsigned>(g.m), static_cast<unsigned>(g.n));
+  launch(partial_sums, {.grid = grid, .block = dim3(kParts), .smem = kParts * sizeof(float)},
+         context, Gemm(g), sums, kParts);
+  launch(add_sums, {.grid = grid, .block = dim3(1)}, context, Gemm(g),
+         static_cast<const float*>(sums), kParts);
+}
+
+void test_registry() {
+  Stage s;
+  s.name = "two_launches";
+  s.min_sm = 90;
+  s.max_sm = 90;
+  s.strict = false;
+  s.tiles = {{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .rate = 50.f}};
+  s.refuse = [](const Gemm& g) { return g.k % 2 ? "needs an even K" : nullptr; };
+  s.workspace = [](const Gemm& g, const Device&) {
+    return static_cast<size_t>(g.m * g.n) * kParts * sizeof(float);
+  };
+  s.run = run_two_launches;
+  Problem p = problem(3, 5, 64, {false, false, 0}, 1.f, 0.f);
+  const auto want = result(p, [](const Gemm& g) { chain(g, 0, g.m); });
+  const auto got = result(p, [&](const Gemm& g) { simt::run_watched(s, g); });
+  for (size_t i = 0; i < want.size(); ++i)
+    expect(std::fabs(want[i] - got[i]) < 1e-4f, "two launches through a workspace");
+
+  std::vector<Stage> all = stages(Flavour::host);
+  all.push_back(s);
+  Gemm g;
+  g.m = g.n = 4096, g.k = 4096;
+  expect(select(all, g, {.sm = 90, .sm_count = 132}).stage->name == "two_launches",
+         "the fastest legal stage is chosen");
+  expect(select(all, g, {.sm = 80, .sm_count = 108}).stage->name != "two_launches",
+         "min_sm is respected");
+  expect(select(all, g, {.sm = 100, .sm_count = 148}).stage->name != "two_launches",
+         "max_sm is respected");
+  g.k = 4095;
+  expect(select(all, g, {.sm = 90, .sm_count = 132}).stage->name != "two_launches",
+         "a refusal is respected");
+  expect(
+      throws([&] { require(s, g, {.sm = 90, .sm_count = 132}); }, "two_launches: needs an even K"),
+      "a refusal says why");
+  expect(throws([&] { require(s, g, {.sm = 80, .sm_count = 108}); }, "needs compute capability 90"),
+         "min_sm says why");
+  expect(throws([&] { Register(Flavour::host, stages(Flavour::host)[0]); }, "share a name"),
+         "a name twice is refused");
+}
+
+// The project's own detectors; under the sanitizers each fault is run alone (tests/test_native.py).
+void test_detectors() {
+  for (const std::string& fault : simt::probes()) {
+    const bool found = throws([&] { simt::probe(fault); }, "xgemm simt:");
+    expect(found == (fault != "none"), "probe " + fault);
+  }
+  Problem p = problem(70, 131, 45, {false, true, 0}, 1.f, 0.f);
+  for (const std::string& site : simt::barriers()) {
+    if (site.find("probes.cu") == 0 || site.find("main.cpp") == 0) continue;
+    for (auto order : {simt::Order::forward, simt::Order::reverse, simt::Order::random}) {
+      simt::configure({.order = order, .seed = 1, .skip_barrier = site});
+      int caught = 0;
+      for (const Stage& s : stages(Flavour::host))
+        caught += throws([&] { result(p, [&](const Gemm& g) { simt::run_watched(s, g); }); },
+                         site.substr(0, site.find(':')));
+      expect(caught == 1, "barrier " + site + " deleted");
+    }
+  }
+  simt::configure({});
+}
+
+int run_all() {
+  if (!kTsan) {   // pure functions of one thread
+    test_raster();
+    test_tiles();
+    test_select();
+  }
+  test_registry();
+  test_stages();
+  if (!kTsan && !kAsan) test_detectors();
+  std::printf("%d passed, %d failed\n", checks - failures, failures);
+  return failures != 0;
+}
+
+}  // namespace
+}  // namespace xgemm
+
+int main(int argc, char** argv) {
+  if (argc == 3 && !std::strcmp(argv[1], "probe")) {
+    try {
+      xgemm::simt::probe(argv[2]);
+      return 0;
+    } catch (const std::exception& e) {
+      std::printf("%s\n", e.what());
+      return 1;
+    }
+  }
+  return xgemm::run_all();
+}
