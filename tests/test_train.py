@@ -355,7 +355,7 @@ def test_every_product_of_every_layer_is_named(finished):
 
 def test_files_of_a_finished_job(finished):
     assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert (finished / "sample.txt").read_text().startswith("def ")
+    assert (finished / "sample.txt").read_text().startswith("    def __init__(self")
     listed = (finished / "files.txt").read_text().splitlines()
     assert sum(line.startswith("train ") for line in listed) > 100
     assert sum(line.startswith("validation ") for line in listed) > 10

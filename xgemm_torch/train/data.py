@@ -17,7 +17,7 @@ from torch import Tensor
 
 # Not the library's own prose and code: other people's packages, tests, generated tables.
 SKIPPED = {
-    "__pycache__", "dist-packages", "encodings", "idlelib", "lib2to3", "pydoc_data",
+    "__pycache__", "dist-packages", "encodings", "html", "idlelib", "lib2to3", "pydoc_data",
     "site-packages", "test", "tests", "turtledemo",
 }  # fmt: skip
 SIZE_CAP = 4 << 20

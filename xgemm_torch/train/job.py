@@ -28,7 +28,7 @@ from .config import RUNS, Config
 from .data import Corpus, load
 from .loop import Trainer
 
-PROMPT = b"def "
+PROMPT = b"\tdef __init__(self"
 SAMPLE_BYTES = 400
 
 
