@@ -71,7 +71,7 @@ def linear(
         )
     matrix = weight if weight.dim() == 2 else weight.unsqueeze(0)
     out = sgemm(_rows(x), matrix, bias, trans_b=True, **how)
-    return out.reshape(*x.shape[:-1], *weight.shape[:-1])
+    return out.reshape((*x.shape[:-1], *weight.shape[:-1]))
 
 
 def mm(
@@ -109,8 +109,8 @@ def addmm(
     mat1: Tensor,
     mat2: Tensor,
     *,
-    beta: float = 1.0,
-    alpha: float = 1.0,
+    beta: float = 1,
+    alpha: float = 1,
     out: Tensor | None = None,
     precision: str = "fp32",
     kernel: str = "auto",

@@ -1,9 +1,10 @@
 """The operators ``torch.ops.xgemm.*`` and the function ``sgemm``.
 
 Here are the operators' schemas, fakes, autograd, autocast and vmap. There is one operator for each
-stage of the ladder and ``sgemm``, which picks one; all have the same schema. The schemas are defined here and the CPU and CUDA kernels registered by C++, so that tags
-work on every supported torch. The gradients of a product are two products with other transpose
-flags: no copies, and the same operator, kernel and precision as the forward product.
+stage of the ladder and ``sgemm``, which picks one; all have the same schema. The schemas are
+defined here and the CPU and CUDA kernels registered by C++, so that tags work on every supported
+torch. The gradients of a product are two products with other transpose flags: no copies, and the
+same operator, kernel and precision as the forward product.
 
 Which way a call goes:
 
@@ -189,14 +190,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
         ctx.save_for_forward(a, b)
 
 
-def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, ...] | None:
     """Batches of ``x`` and ``y`` laid one below the other, or None where that needs a copy.
 
     Then the sum over the batch of x_i^T y_i is one product of the results.
     """
     if x.dim() == 3 and y.dim() == 3 and x.shape[0] == y.shape[0]:
         if _stacks(x) and _stacks(y):
-            return x.flatten(0, 1), y.flatten(0, 1)
+            return tuple(t.reshape(t.shape[0] * t.shape[1], t.shape[2]) for t in (x, y))
     return None
 
 
@@ -416,6 +417,15 @@ def _vmapped(
     return product(a, b, c, beta, False, False), 0
 
 
+def _transformed(
+    name: str, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]
+) -> Tensor:
+    """One call under a transform of ``torch.func``."""
+    a, b, c = (_float32(t) if isinstance(t, Tensor) else t for t in (a, b, c))
+    _checks.check(name, KERNELS[name], a, b, c, **flags)
+    return _differentiable(name, None, a, b, c, **{**_DEFAULTS, **flags})
+
+
 def _register_functorch(name: str) -> None:
     """Let direct calls of the operator under ``torch.func`` go the way of ``sgemm``.
 
@@ -423,8 +433,7 @@ def _register_functorch(name: str) -> None:
     """
 
     def kernel(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
-        _checks.check(name, KERNELS[name], a, b, c, **flags)
-        return _differentiable(name, None, a, b, c, **{**_DEFAULTS, **flags})
+        return _transformed(name, a, b, c, flags)
 
     _LIB.impl(name, kernel, "FuncTorchDynamicLayerFrontMode")
 
@@ -594,8 +603,8 @@ def sgemm(
     b: Tensor,
     c: Tensor | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: float = 1,  # an int, as in torch.addmm: Dynamo would take a float for a dynamic one
+    beta: float = 1,
     trans_a: bool = False,
     trans_b: bool = False,
     precision: str = "fp32",
@@ -662,8 +671,7 @@ def sgemm(
         if out is not None:
             return _into(out, a, b, c, flags)
         if _functorch_active():
-            _checks.check("sgemm", KERNELS["sgemm"], a, b, c, **flags)
-            return _differentiable("sgemm", None, a, b, c, **{**_DEFAULTS, **flags})
+            return _transformed("sgemm", a, b, c, flags)
         if (
             (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
             and torch.is_grad_enabled()

@@ -1,0 +1,44 @@
+"""What all tests share: skipping what the machine lacks, seeds, hypothesis's settings."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("search", deadline=None, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+_LARGE = 8 * 2**30  # bytes, what the marker large_memory stands for
+
+
+def _free_memory() -> int:
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, and say why."""
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    reasons = {}
+    if devices < 1:
+        reasons["gpu"] = "needs an NVIDIA GPU; torch sees none"
+    if devices < 2:
+        reasons["multi_gpu"] = f"needs two NVIDIA GPUs; torch sees {devices}"
+    if _free_memory() < _LARGE:
+        reasons["large_memory"] = "needs 8 GiB of free memory"
+    for item in items:
+        for marker, reason in reasons.items():
+            if marker in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

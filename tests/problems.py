@@ -1,0 +1,137 @@
+"""Problems for the tests: shapes, layouts, data and views, each by name.
+
+A problem is two operands and the flags with which an operator gives their product. A view has the
+values of the tensor that it is made of, in other strides, at another offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import xgemm_torch
+
+STAGES = [stage.name for stage in xgemm_torch.stages()]
+"""The stages of this build."""
+
+OPERATORS = ["sgemm", *STAGES]
+"""The names of torch.ops.xgemm."""
+
+LAYOUTS = ["NN", "NT", "TN", "TT"]
+"""Which operand is stored transposed: the first letter is a's, the second b's."""
+
+SMALL = [(1, 1, 1), (1, 7, 3), (6, 1, 5), (5, 4, 1), (8, 8, 8), (13, 9, 11)]
+"""(M, N, K), quick in the host flavour."""
+
+RAGGED = [(33, 31, 17), (31, 65, 8), (65, 33, 36), (129, 5, 7), (3, 131, 10)]
+"""Around the tiles' edges."""
+
+EMPTY = [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0), (0, 4, 0)]
+"""With a size of 0."""
+
+
+def normal(*shape: int, device: Any = "cpu") -> Tensor:
+    """Standard normal values."""
+    return torch.randn(shape, device=device)
+
+
+def integers(*shape: int, device: Any = "cpu") -> Tensor:
+    """Integers in [-4, 4]: every sum of products up to K = 2^19 is exact."""
+    return torch.randint(-4, 5, shape, device=device, dtype=torch.float32)
+
+
+def uniform(*shape: int, device: Any = "cpu") -> Tensor:
+    """In [0, 1): sums that grow."""
+    return torch.rand(shape, device=device)
+
+
+def wide(*shape: int, device: Any = "cpu") -> Tensor:
+    """Both signs, sizes log-uniform over 2^-20 to 2^20."""
+    size = torch.exp2(torch.rand(shape, device=device) * 40 - 20)
+    return size * torch.randn(shape, device=device).sign()
+
+
+DATA: dict[str, Callable[..., Tensor]] = {
+    "normal": normal,
+    "integers": integers,
+    "uniform": uniform,
+    "wide": wide,
+}
+
+
+def _plain(t: Tensor) -> Tensor:
+    return t.contiguous()
+
+
+def _padded(t: Tensor) -> Tensor:
+    """A leading dimension larger than the row, not a multiple of 4."""
+    return torch.nn.functional.pad(t, (0, 3), value=torch.nan)[..., : t.shape[-1]]
+
+
+def _offset(t: Tensor) -> Tensor:
+    """Begins 4 bytes past a 16-byte boundary."""
+    room = torch.full((t.numel() + 1,), torch.nan, device=t.device)
+    return room[1:].view(t.shape).copy_(t)
+
+
+def _column_major(t: Tensor) -> Tensor:
+    return t.mT.contiguous().mT
+
+
+def _spaced(t: Tensor) -> Tensor:
+    """Neither rows nor columns have stride 1."""
+    room = torch.full((*t.shape[:-2], t.shape[-2] * 2, t.shape[-1] * 3), torch.nan, device=t.device)
+    return room[..., ::2, ::3].copy_(t)
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": _plain,
+    "padded": _padded,
+    "offset": _offset,
+    "column_major": _column_major,
+    "spaced": _spaced,
+}
+"""View makers: the same values, other strides; what lies between them is NaN."""
+
+
+def operands(
+    m: int,
+    n: int,
+    k: int,
+    layout: str = "NN",
+    *,
+    batch: tuple[int | None, int | None] = (None, None),
+    data: str = "normal",
+    views: tuple[str, str] = ("plain", "plain"),
+    device: Any = "cpu",
+) -> tuple[Tensor, Tensor, dict[str, bool]]:
+    """Operands of an (m, n, k) product and its flags, stored as ``layout`` says.
+
+    ``batch`` gives each operand's batch size, None for no batch dimension.
+    """
+    trans_a, trans_b = (letter == "T" for letter in layout)
+    shape_a, shape_b = (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)
+    made = [
+        VIEWS[view](DATA[data](*(() if size is None else (size,)), *shape, device=device))
+        for shape, size, view in zip((shape_a, shape_b), batch, views, strict=True)
+    ]
+    return made[0], made[1], {"trans_a": trans_a, "trans_b": trans_b}
+
+
+def exact(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    trans_a: bool = False,
+    trans_b: bool = False,
+) -> Tensor:
+    """The result in float64."""
+    left, right = a.double(), b.double()
+    product = alpha * torch.matmul(left.mT if trans_a else left, right.mT if trans_b else right)
+    return product if c is None or beta == 0 else product + beta * c.double()

@@ -1,0 +1,458 @@
+"""convert and revert: what is swapped, what is not and why, and that nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+
+import problems
+import pytest
+import torch
+from torch import nn
+
+import xgemm_torch
+from xgemm_torch.nn import Linear
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def rows(report: xgemm_torch.ConvertReport) -> dict[str, tuple[bool, str]]:
+    return {row.fqn: (row.swapped, row.reason) for row in report}
+
+
+def state(model: nn.Module) -> dict[str, object]:
+    """All that a module is, besides its class."""
+    return {
+        name: (
+            {k: id(v) for k, v in vars(module).items() if not isinstance(v, dict)},
+            {k: dict(v) for k, v in vars(module).items() if isinstance(v, dict)},
+        )
+        for name, module in model.named_modules()
+    }
+
+
+# ------------------------------------------------------------------------------ there and back
+
+
+def test_swaps_and_reverts_exactly():
+    model = mlp()
+    x = problems.normal(5, 4)
+    want, before, types = model(x), state(model), [type(m) for m in model.modules()]
+    report = xgemm_torch.convert(model)
+    assert [type(model[0]), type(model[2])] == [Linear, Linear]
+    assert [(row.fqn, row.swapped) for row in report] == [("0", True), ("2", True)]
+    assert {row.type for row in report} == {"torch.nn.modules.linear.Linear"}
+    torch.testing.assert_close(model(x), want)
+    back = xgemm_torch.revert(model)
+    assert [row.swapped for row in back] == [True, True]
+    assert [type(m) for m in model.modules()] == types
+    assert state(model) == before
+    assert torch.equal(model(x), want)
+
+
+def test_a_single_linear_is_swapped_in_place():
+    layer = nn.Linear(3, 4)
+    report = xgemm_torch.convert(layer)
+    assert type(layer) is Linear
+    assert rows(report) == {"": (True, "kernel=auto, precision=fp32")}
+    xgemm_torch.revert(layer)
+    assert type(layer) is nn.Linear
+
+
+def test_options_reach_the_modules():
+    model, name = mlp(), problems.STAGES[0]
+    report = xgemm_torch.convert(model, kernel=name, precision="ieee")
+    assert (model[0].kernel, model[0].precision, model[0].activation) == (name, "ieee", "none")
+    assert report[0].reason == f"kernel={name}, precision=ieee"
+    x = problems.normal(2, 4)
+    with torch.no_grad():
+        got = model[0](x)
+        want = xgemm_torch.linear(x, model[0].weight, model[0].bias, precision="ieee")
+    assert torch.equal(got, want)
+
+
+def test_wrong_options_change_nothing():
+    model = mlp()
+    for options in ({"kernel": "nope"}, {"precision": "tf32"}):
+        with pytest.raises(ValueError, match="convert: "):
+            xgemm_torch.convert(model, **options)
+    with pytest.raises(TypeError, match="convert: needs a torch.nn.Module, got list"):
+        xgemm_torch.convert([nn.Linear(2, 2)])
+    with pytest.raises(TypeError, match="revert: needs a torch.nn.Module, got int"):
+        xgemm_torch.revert(3)
+    assert type(model[0]) is nn.Linear
+
+
+def test_converting_twice_and_again():
+    model = mlp()
+    xgemm_torch.convert(model, precision="ieee")
+    again = xgemm_torch.convert(model, precision="fp32")
+    assert [row.reason for row in again] == ["is one already"] * 2
+    assert model[0].precision == "ieee"
+    xgemm_torch.revert(model)
+    xgemm_torch.convert(model)
+    assert model[0].precision == "fp32"
+    xgemm_torch.revert(model)
+    assert list(xgemm_torch.revert(model)) == []
+
+
+def test_revert_leaves_what_convert_did_not_make():
+    model = nn.Sequential(Linear(2, 2, activation="relu"), nn.Linear(2, 2))
+    report = xgemm_torch.convert(model)
+    assert rows(report)["0"] == (False, "is one already")
+    back = xgemm_torch.revert(model)
+    assert rows(back) == {
+        "0": (False, "not made by convert"),
+        "1": (True, "torch.nn.Linear again"),
+    }
+    assert type(model[0]) is Linear
+
+
+# ------------------------------------------------------------------------------ what stays
+
+
+def test_parameters_optimizers_and_tied_weights_stay():
+    model = nn.ModuleDict({"embed": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False)})
+    model["head"].weight = model["embed"].weight
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    ids = [id(p) for p in model.parameters()]
+    xgemm_torch.convert(model)
+    assert [id(p) for p in model.parameters()] == ids
+    assert model["head"].weight is model["embed"].weight
+    before = model["head"].weight.detach().clone()
+    model["head"](model["embed"](torch.arange(8))).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model["embed"].weight, before)
+    assert model["head"].weight is model["embed"].weight
+
+
+def test_a_module_under_two_names_is_swapped_once():
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict({"first": shared, "second": shared})
+    report = xgemm_torch.convert(model)
+    assert rows(report)["second"] == (True, "the same module as first")
+    assert model["first"] is model["second"]
+    assert type(shared) is Linear
+    xgemm_torch.revert(model)
+    assert type(shared) is nn.Linear
+
+
+def test_a_skipped_module_under_two_names_says_so():
+    shared = nn.Linear(4, 4).double()
+    report = xgemm_torch.convert(nn.ModuleDict({"first": shared, "second": shared}))
+    assert rows(report)["second"] == (False, "the same module as first")
+
+
+def test_hooks_training_mode_and_gradient_flags_stay():
+    model, seen = mlp().eval(), []
+    model[0].register_forward_hook(lambda *_: seen.append("forward"))
+    model[0].register_forward_pre_hook(lambda *_: seen.append("pre"))
+    model[0].register_full_backward_hook(lambda *_: seen.append("backward"))
+    model[0].weight.register_hook(lambda g: seen.append("weight"))
+    model[2].weight.requires_grad_(False)
+    for call in (xgemm_torch.convert, xgemm_torch.revert):
+        call(model)
+        seen.clear()
+        model(problems.normal(2, 4).requires_grad_()).sum().backward()
+        assert sorted(seen) == ["backward", "forward", "pre", "weight"]
+        assert not model[0].training
+        assert model[2].weight.grad is None
+
+
+@pytest.mark.parametrize("first", ["stock", "converted"])
+def test_state_dict_is_strict_both_ways(first):
+    stock, ours = mlp(), mlp()
+    xgemm_torch.convert(ours)
+    source, target = (stock, ours) if first == "stock" else (ours, stock)
+    result = target.load_state_dict(source.state_dict(), strict=True)
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert list(source.state_dict()) == list(target.state_dict())
+    x = problems.normal(3, 4)
+    torch.testing.assert_close(stock(x), ours(x))
+
+
+def _saved(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _saved],
+    ids=["deepcopy", "pickle", "save"],
+)
+def test_copies_are_converted_and_can_be_reverted(again):
+    model = mlp()
+    xgemm_torch.convert(model, precision="ieee")
+    other = again(model)
+    assert type(other[0]) is Linear
+    assert other[0].precision == "ieee"
+    x = problems.normal(3, 4)
+    assert torch.equal(other(x), model(x))
+    xgemm_torch.revert(other)
+    assert type(other[0]) is nn.Linear
+    assert type(model[0]) is Linear
+
+
+def test_meta_modules_are_swapped():
+    with torch.device("meta"):
+        model = mlp()
+    assert all(row.swapped for row in xgemm_torch.convert(model))
+    assert model(torch.ones(2, 4, device="meta")).shape == (2, 3)
+    assert model.to_empty(device="cpu")(torch.ones(2, 4)).shape == (2, 3)
+
+
+def test_pruned_and_normed_by_hooks_are_swapped():
+    """Hooks that compute the weight before each call work with either class."""
+    model = mlp()
+    nn.utils.prune.random_unstructured(model[0], "weight", amount=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(model[2])
+    x = problems.normal(3, 4)
+    want = model(x)
+    assert [row.swapped for row in xgemm_torch.convert(model)] == [True, True]
+    torch.testing.assert_close(model(x), want)
+    model(x).sum().backward()
+    assert model[2].weight_v.grad is not None
+
+
+# ------------------------------------------------------------------------------ what is skipped
+
+
+class Special(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class Linear4bit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+
+class Wrapped(torch.Tensor):
+    pass
+
+
+def _patched() -> nn.Linear:
+    layer = nn.Linear(2, 2)
+    layer.forward = lambda x: x
+    return layer
+
+
+def _parametrized() -> nn.Linear:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+
+
+def _scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(2, 2))
+
+
+def _wrapped() -> nn.Linear:
+    layer = nn.Linear(2, 2)
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Wrapped))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: nn.LazyLinear(3), "has no shape yet"),
+        (_parametrized, "parametrized"),
+        (
+            lambda: nn.modules.linear.NonDynamicallyQuantizableLinear(2, 2),
+            "attention function takes its parameters",
+        ),
+        (lambda: Special(2, 2), "a subclass of torch.nn.Linear, Special"),
+        (lambda: nn.Linear(2, 2).double(), "its weight is float64, not float32"),
+        (lambda: nn.Linear(2, 2, dtype=torch.bfloat16), "its weight is bfloat16"),
+        (_patched, "its forward was replaced"),
+        (_wrapped, "its weight is a Wrapped"),
+        (_scripted, "scripted"),
+        (lambda: nn.Bilinear(2, 2, 2), "a bilinear form"),
+        (Linear4bit, "no torch.nn.Linear"),
+        (lambda: nn.Linear(2, 100), "fewer than 3 features"),
+        (lambda: nn.Linear(100, 2), "fewer than 3 features"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_skipped_with_a_reason(make, reason):
+    model = nn.Sequential(make(), nn.Linear(3, 3))
+    kind = type(model[0])
+    report = xgemm_torch.convert(model, min_features=3)
+    swapped, why = rows(report)["0"]
+    assert not swapped
+    assert reason in why
+    assert type(model[0]) is kind
+    assert rows(report)["1"][0]
+    assert [row.fqn for row in report.skipped] == ["0"]
+    assert [row.fqn for row in report.swapped] == ["1"]
+
+
+def test_a_lazy_module_is_swapped_once_it_has_its_shape():
+    model = nn.Sequential(nn.LazyLinear(3))
+    model(torch.ones(2, 4))
+    assert xgemm_torch.convert(model)[0].swapped
+
+
+def test_filter_gets_module_and_name():
+    model = nn.ModuleDict({"body": mlp(), "lm_head": nn.Linear(3, 3)})
+    seen = []
+
+    def keep(module, fqn):
+        seen.append((type(module), fqn))
+        return "head" not in fqn
+
+    report = xgemm_torch.convert(model, filter_fn=keep)
+    assert seen == [(nn.Linear, "body.0"), (nn.Linear, "body.2"), (nn.Linear, "lm_head")]
+    assert rows(report)["lm_head"] == (False, "filter_fn says no")
+    assert type(model["lm_head"]) is nn.Linear
+
+
+def test_what_is_nothing_like_a_linear_has_no_row():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.LayerNorm(4), nn.Embedding(3, 4))
+    report = xgemm_torch.convert(model)
+    assert len(report) == 0
+    assert str(report).splitlines()[-1] == "0 of 0 swapped"
+
+
+def test_report_is_a_table():
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "longer_name": nn.Linear(2, 2).half()})
+    lines = str(xgemm_torch.convert(model)).splitlines()
+    assert lines[0].split() == ["module", "type", "before", "swapped", "reason"]
+    assert lines[2].split() == [
+        "a", "torch.nn.modules.linear.Linear", "yes", "kernel=auto,", "precision=fp32",
+    ]
+    assert lines[3].endswith("no       its weight is float16, not float32")
+    assert lines[4] == "1 of 2 swapped"
+    columns = {line.index("  torch") for line in lines[2:4] if line.startswith("longer")}
+    assert columns == {len("longer_name")}
+
+
+def test_attention_and_the_encoders_fast_path_are_reported():
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))
+    report = xgemm_torch.convert(model)
+    found = rows(report)
+    assert "no module" in found["0.self_attn"][1]
+    assert not found["0.self_attn.out_proj"][0]
+    assert found["0.linear1"][0]
+    assert found["0.linear2"][0]
+    (note,) = report.notes
+    assert "fast path bypasses 0.linear1, 0.linear2" in note
+    assert note in str(report)
+    calls = []
+    model[0].linear1.register_forward_hook(lambda *_: calls.append(1))
+    x = problems.normal(2, 3, 8)
+    model.train()(x)
+    assert len(calls) == 1
+    xgemm_torch.revert(model)
+    assert type(model[0].linear1) is nn.Linear
+
+
+def test_fast_path_bypasses_as_the_note_says():
+    """The note's claim: in eval mode without gradients the module's forward is not called."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+    xgemm_torch.convert(model)
+    x = problems.normal(2, 3, 8)
+    calls = []
+    original = Linear.forward
+    try:
+        Linear.forward = lambda self, x: calls.append(1) or original(self, x)
+        with torch.no_grad():
+            model(x)
+        assert calls == []
+        model(x)
+        assert len(calls) == 2
+    finally:
+        Linear.forward = original
+
+
+# ------------------------------------------------------------------------------ compiled models
+
+
+@pytest.fixture
+def fresh_dynamo():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Calls:
+    """A Dynamo backend that counts the products in each graph it gets."""
+
+    def __init__(self):
+        self.graphs: list[int] = []
+
+    def __call__(self, graph, example_inputs):
+        targets = [str(node.target) for node in graph.graph.nodes]
+        self.graphs.append(sum("xgemm" in target for target in targets))
+        return graph
+
+
+def test_conversion_before_compile(fresh_dynamo):
+    model, calls = mlp(), Calls()
+    xgemm_torch.convert(model)
+    x = problems.normal(3, 4)
+    want = model(x)
+    torch.testing.assert_close(torch.compile(model, backend=calls, fullgraph=True)(x), want)
+    assert calls.graphs == [2]
+
+
+@pytest.mark.parametrize("how", ["module", "part", "method", "function"])
+def test_conversion_after_compile(how, fresh_dynamo):
+    """No stale graph: neither after convert nor after revert, however the model was compiled."""
+    model, calls = mlp(), Calls()
+    whole = model
+    if how == "module":
+        call = whole = torch.compile(model, backend=calls)
+    elif how == "part":
+        call = whole = nn.Sequential(torch.compile(model, backend=calls))
+    elif how == "method":
+        model.compile(backend=calls)
+        call = model
+    else:
+        call = torch.compile(lambda x: model(x), backend=calls)
+    x = problems.normal(3, 4)
+    want = call(x)
+    assert calls.graphs[-1] == 0
+    for _ in range(2):
+        report = xgemm_torch.convert(whole)
+        assert len(report.swapped) == 2
+        assert any("compiled" in note for note in report.notes) == (how != "function")
+        torch.testing.assert_close(call(x), want)
+        assert calls.graphs[-1] == 2
+        xgemm_torch.revert(whole)
+        torch.testing.assert_close(call(x), want)
+        assert calls.graphs[-1] == 0
+
+
+def test_fx_graph_modules_are_converted():
+    traced = torch.fx.symbolic_trace(mlp())
+    x = problems.normal(3, 4)
+    want = traced(x)
+    assert len(xgemm_torch.convert(traced).swapped) == 2
+    torch.testing.assert_close(traced(x), want)
+
+
+# ------------------------------------------------------------------------------ a GPU
+
+
+@pytest.mark.gpu
+def test_modules_move_between_devices():
+    model = mlp()
+    xgemm_torch.convert(model)
+    x = problems.normal(3, 4)
+    want = model(x)
+    model.cuda()
+    torch.testing.assert_close(model(x.cuda()).cpu(), want)
+    xgemm_torch.revert(model)
+    assert model[0].weight.is_cuda
