@@ -36,17 +36,17 @@ CXX_FILES = $(shell find csrc tests/native -name "*.h" -o -name "*.cpp" -o -name
 .DEFAULT_GOAL = build
 
 demo:
-	$(environment) plot
+	$(environment) cli
 	@$(MAKE) --no-print-directory extension
 	$(PY) -m xgemm_torch train $(ARGS)
 
 test:
-	$(environment) test plot
+	$(environment) test cli
 	@$(MAKE) --no-print-directory extension
 	$(PY) -m pytest $(ARGS)
 
 bench:
-	$(environment) test plot
+	$(environment) test cli
 	@$(MAKE) --no-print-directory extension
 	$(PY) -m pytest benchmarks $(ARGS)
 
@@ -55,7 +55,7 @@ build:
 	@$(MAKE) --no-print-directory extension
 
 env:
-	$(environment) test plot lint
+	$(environment) test cli lint
 
 .PHONY: extension
 extension:

@@ -15,7 +15,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     env = commands.add_parser("env", help="make or complete a virtual environment")
     env.add_argument("venv", type=Path)
-    env.add_argument("extras", nargs="*", help="test, lint, plot")
+    env.add_argument("extras", nargs="*", help="test, lint, cli")
     env.add_argument("--torch", default="", help="what to ask pip for; default $TORCH, or a choice")
     env.add_argument("--no-nvcc", action="store_true", help="do not look for nvcc")
     commands.add_parser("nvcc", help="find nvcc, or install it from PyPI into this Python")
