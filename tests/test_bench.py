@@ -258,7 +258,7 @@ def test_the_suite_runs_and_records_what_a_figure_needs(tmp_path):
         [sys.executable, "-m", "pytest", str(FOLDER), "-q", "-p", "no:cacheprovider",
          f"--benchmark-json={path}", "-k", "256 or naive or ops.sgemm"],
         capture_output=True, text=True, timeout=300, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": on_path},
+        env=environment | {"PYTHONPATH": on_path},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["name"]: row for row in json.loads(path.read_text())["benchmarks"]}

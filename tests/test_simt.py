@@ -28,7 +28,7 @@ FAULTS = {
     "gmem_out_of_bounds": "out of bounds: .* reads global memory outside every operand",
     "gmem_between_rows": "out of bounds: .* reads global memory outside every operand",
     "store_to_an_input": "out of bounds: .* writes global memory outside every operand",
-    "two_blocks_one_tile": "race on global memory: .* of block 0 .* of block 1",
+    "two_blocks_one_tile": "race on global memory: .* of block [01] .* of block [01]",
     "misaligned": "misaligned: .* moves 16 bytes",
     "missing_wait": "race on shared memory",
     "missing_barrier_after_wait": "race on shared memory|uninitialised",

@@ -245,11 +245,10 @@ void run_blas(const Gemm& g, const Arguments& x, const Tensor& out) {
   const auto as = [](const Tensor& t, std::array<int64_t, 3> size, std::array<int64_t, 3> stride,
                      bool batched) {
     AtenTensorHandle handle = nullptr;
-    int64_t offset = 0;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(t.get(), &offset));
+    constexpr int64_t kFurther = 0;  // from the tensor's own offset, not from its storage's start
     TORCH_ERROR_CODE_CHECK(
         aoti_torch__reinterpret_tensor(t.get(), batched ? 3 : 2, size.data() + !batched,
-                                       stride.data() + !batched, offset, &handle));
+                                       stride.data() + !batched, kFurther, &handle));
     return Tensor(handle);
   };
   const bool batched = out.dim() == 3;

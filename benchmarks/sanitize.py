@@ -1,0 +1,44 @@
+"""Every stage once over small ragged problems on a GPU: what compute-sanitizer is to watch.
+
+    for tool in memcheck racecheck initcheck synccheck; do
+      PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $tool --error-exitcode 1 \\
+        --kernel-name kernel_substring=xgemm python benchmarks/sanitize.py
+    done
+
+Without torch's caching allocator every operand is an allocation of its own, so that memcheck sees
+one float too far. Results are compared with the CPU's chain, so a wrong one ends in exit code 1.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import xgemm_torch
+
+SHAPES = [(130, 70, 37), (33, 129, 8), (1, 1, 1), (64, 260, 33)]
+
+
+def main() -> int:
+    """Run all stages; the exit code is 1 when a bit is wrong."""
+    torch.manual_seed(0)
+    wrong = 0
+    for m, n, k in SHAPES:
+        for trans_a in (False, True):
+            for trans_b in (False, True):
+                a = torch.randn((k, m) if trans_a else (m, k))
+                b = torch.randn((n, k) if trans_b else (k, n))
+                c = torch.randn(m, n)
+                options = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 1.5, "beta": 0.5}
+                want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
+                on_gpu = [t.cuda() for t in (a, b, c)]
+                for stage in xgemm_torch.stages():
+                    got = xgemm_torch.sgemm(*on_gpu, kernel=stage.name, **options)
+                    wrong += not torch.equal(got.cpu(), want)
+    print(f"{len(SHAPES) * 4 * len(xgemm_torch.stages())} products, {wrong} wrong")
+    return wrong != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
