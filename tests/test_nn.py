@@ -155,7 +155,9 @@ def test_out_of_mm_addmm_bmm_matmul():
         (xgemm_torch.matmul, (x[:, None], y), (2, 2, 3, 5)),
     ):
         want = getattr(torch, call.__name__)(*args)
-        spaced = torch.zeros(tuple(2 * s for s in shape))[tuple(slice(None, None, 2) for _ in shape)]
+        spaced = torch.zeros(tuple(2 * s for s in shape))[
+            tuple(slice(None, None, 2) for _ in shape)
+        ]
         for out in (torch.zeros(shape), spaced):
             assert call(*args, out=out) is out
             close(out, want)

@@ -794,9 +794,7 @@ FITTING = st.builds(
 )
 
 
-@given(
-    a=FITTING, b=FITTING, c=st.none() | FITTING, trans_a=st.booleans(), trans_b=st.booleans()
-)
+@given(a=FITTING, b=FITTING, c=st.none() | FITTING, trans_a=st.booleans(), trans_b=st.booleans())
 def test_fuzzed_shapes_are_right_or_refused(a, b, c, trans_a, trans_b):
     flags = {"trans_a": trans_a, "trans_b": trans_b}
     try:

@@ -116,27 +116,15 @@ def _traced_tangent(*operands: Tensor | None) -> bool:
 # One product, differentiable in every way that torch has.
 
 
-def _product(
-    name: str,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    precision: str = "fp32",
-    kernel: str = "auto",
-) -> Tensor:
+def _product(name: str, a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
     """Call operator ``name`` in the way that the transforms in force ask for."""
-    inputs = (name, a, b, c, alpha, beta, trans_a, trans_b, precision, kernel, None)
     if is_compiling():
-        return _call(*inputs)
+        return OPS[name](a, b, c, **flags)
     if _functorch_active():
-        return _Transformed.apply(*inputs)
+        return _Transformed.apply(name, a, b, c, flags, None)
     if _forward_mode() or _any_requires_grad(a, b, c):
-        return _Plain.apply(*inputs)
-    return _forward(*inputs)
+        return _Plain.apply(name, a, b, c, flags, None)
+    return _forward(name, a, b, c, flags, None)
 
 
 def _any_requires_grad(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
@@ -145,49 +133,37 @@ def _any_requires_grad(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
     ) and torch.is_grad_enabled()
 
 
-def _call(
+def _forward(
     name: str,
     a: Tensor,
     b: Tensor,
     c: Tensor | None,
-    alpha: float,
-    beta: float,
-    trans_a: bool,
-    trans_b: bool,
-    precision: str,
-    kernel: str,
+    flags: dict[str, Any],
     keyset: torch._C.DispatchKeySet | None,
 ) -> Tensor:
-    """The operator, from the dispatcher's top or from below the Autograd key of ``keyset``."""
-    flags = {
-        "alpha": alpha,
-        "beta": beta,
-        "trans_a": trans_a,
-        "trans_b": trans_b,
-        "precision": precision,
-        "kernel": kernel,
-    }
-    if keyset is None:
-        return OPS[name](a, b, c, **flags)
-    return OPS[name].redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
-
-
-def _forward(*inputs: Any) -> Tensor:
+    """Below autograd: go on from the Autograd key of ``keyset``, or begin anew without one."""
     with _BelowAutograd():
-        return _call(*inputs)
+        if keyset is None:
+            return OPS[name](a, b, c, **flags)
+        return OPS[name].redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """Keep what ``backward`` and ``jvp`` need of the inputs of ``_forward``, and no more."""
-    ctx.name, a, b, c, ctx.alpha, ctx.beta, ctx.trans_a, ctx.trans_b, *ctx.how = inputs[:-1]
+    ctx.name, a, b, c, ctx.flags, _ = inputs
     _, need_a, need_b, *_ = ctx.needs_input_grad
     ctx.save_for_backward(a if need_b else None, b if need_a else None)
-    ctx.a_shape, ctx.b_shape = a.shape, b.shape
-    ctx.c_shape = None if c is None else c.shape
+    ctx.shapes = a.shape, b.shape, None if c is None else c.shape
     ctx.set_materialize_grads(False)
     # Kept as long as the graph lives, so only where forward mode may ask for it.
     if _forward_mode() or _functorch_active() or type(a) not in _UNTRACED:
         ctx.save_for_forward(a, b)
+
+
+def _split(flags: dict[str, Any]) -> tuple[bool, bool, float, dict[str, Any]]:
+    """The flags as trans_a, trans_b, beta, and those that a product's derivatives keep."""
+    kept = {key: flags[key] for key in ("alpha", "precision", "kernel") if key in flags}
+    return flags.get("trans_a", False), flags.get("trans_b", False), flags.get("beta", 1.0), kept
 
 
 def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, ...] | None:
@@ -220,59 +196,46 @@ class _Rules:
         grad_a = grad_b = grad_c = None
         if grad is not None:
             a, b = ctx.saved_tensors
-            name, ta, tb, alpha = ctx.name, ctx.trans_a, ctx.trans_b, ctx.alpha
+            ta, tb, beta, kept = _split(ctx.flags)
+            a_shape, b_shape, c_shape = ctx.shapes
             _, need_a, need_b, need_c, *_ = ctx.needs_input_grad
 
             def times(x: Tensor, y: Tensor, trans_x: bool, trans_y: bool) -> Tensor:
-                return _product(name, x, y, None, alpha, 1.0, trans_x, trans_y, *ctx.how)
+                return _product(ctx.name, x, y, trans_a=trans_x, trans_b=trans_y, **kept)
 
             if need_a:
-                if ta:
-                    grad_a = times(b, grad, tb, True)
-                else:
-                    grad_a = times(grad, b, False, not tb)
-                grad_a = _reduced(grad_a, ctx.a_shape)
+                grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
+                grad_a = _reduced(grad_a, a_shape)
             if need_b:
-                shared = len(ctx.b_shape) == 2 or ctx.b_shape[0] == 1
+                shared = len(b_shape) == 2 or b_shape[0] == 1
                 pair = _one_product(a, grad) if shared and not ta else None
                 x, g = pair if pair is not None else (a, grad)
                 grad_b = times(g, x, True, ta) if tb else times(x, g, not ta, False)
-                if pair is not None and len(ctx.b_shape) == 3:
+                if pair is not None and len(b_shape) == 3:
                     grad_b = grad_b.unsqueeze(0)
-                grad_b = _reduced(grad_b, ctx.b_shape)
-            if need_c and ctx.beta != 0:
-                grad_c = _reduced(grad, ctx.c_shape)
-                if ctx.beta != 1:
-                    grad_c = grad_c * ctx.beta
-        return (None, grad_a, grad_b, grad_c, *(None,) * 7)
+                grad_b = _reduced(grad_b, b_shape)
+            if need_c and beta != 0:
+                grad_c = _reduced(grad, c_shape)
+                if beta != 1:
+                    grad_c = grad_c * beta
+        return None, grad_a, grad_b, grad_c, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
         a, b = ctx.saved_tensors
+        ta, tb, beta, kept = _split(ctx.flags)
         _, tan_a, tan_b, tan_c, *_ = tangents
-        if ctx.beta == 0:
+        if beta == 0:
             tan_c = None
-        total, beta = tan_c, ctx.beta
+        total = tan_c
         for x, y in ((tan_a, b), (a, tan_b)):
             if x is not None and y is not None:
-                total = _product(
-                    ctx.name,
-                    x,
-                    y,
-                    total,
-                    ctx.alpha,
-                    beta if total is not None else 1.0,
-                    ctx.trans_a,
-                    ctx.trans_b,
-                    *ctx.how,
-                )
+                scale = {} if total is None else {"beta": beta}
+                total = _product(ctx.name, x, y, total, trans_a=ta, trans_b=tb, **kept, **scale)
                 beta = 1.0
         if total is None or total is not tan_c:
             return total
-        shape = _checks.result_shape(
-            ctx.name, ctx.a_shape, ctx.b_shape, ctx.c_shape, ctx.trans_a, ctx.trans_b
-        )
-        return (tan_c * beta).expand(shape)
+        return (tan_c * beta).expand(_checks.result_shape(ctx.name, *ctx.shapes, ta, tb))
 
 
 class _Plain(_Rules, Function):
@@ -300,35 +263,27 @@ class _Transformed(_Rules, Function):
         _keep(ctx, inputs)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        name, a, b, c, alpha, beta, *how = inputs[:-1]
-
-        def product(a: Tensor, b: Tensor, c: Tensor | None, beta: float, ta: bool, tb: bool):
-            return _product(name, a, b, c, alpha, beta, ta, tb, *how[2:])
-
-        return _vmapped(product, name, info.batch_size, in_dims[1:4], a, b, c, beta, *how[:2])
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        name, a, b, c, flags, _ = inputs
+        return _vmapped(name, info.batch_size, in_dims[1:4], a, b, c, *_split(flags))
 
 
 def _differentiable(
     name: str,
-    keyset: torch._C.DispatchKeySet | None,
     a: Tensor,
     b: Tensor,
     c: Tensor | None,
-    alpha: float,
-    beta: float,
-    trans_a: bool,
-    trans_b: bool,
-    precision: str,
-    kernel: str,
-    activation: str,
+    flags: dict[str, Any],
+    keyset: torch._C.DispatchKeySet | None = None,
 ) -> Tensor:
     """One product as an autograd Function; the activation is ATen's, which has derivatives."""
     if keyset is None and _any_autocast():
         # Below a Function's forward it is too late: the operands kept would be the uncast ones.
         a, b, c = _float32(a), _float32(b), _float32(c)
-    inputs = (name, a, b, c, alpha, beta, trans_a, trans_b, precision, kernel, keyset)
-    out = (_Transformed if _functorch_active() else _Plain).apply(*inputs)
+    activation = flags.get("activation", "none")
+    if activation != "none":
+        flags = {key: value for key, value in flags.items() if key != "activation"}
+    out = (_Transformed if _functorch_active() else _Plain).apply(name, a, b, c, flags, keyset)
     return out if activation == "none" else _ACTIVATIONS[activation](out)
 
 
@@ -337,16 +292,16 @@ def _differentiable(
 
 
 def _vmapped(
-    product: Callable[[Tensor, Tensor, Tensor | None, float, bool, bool], Tensor],
     name: str,
     size: int,
     in_dims: tuple[int | None, ...],
     a: Tensor,
     b: Tensor,
     c: Tensor | None,
-    beta: float,
     trans_a: bool,
     trans_b: bool,
+    beta: float,
+    kept: dict[str, Any],
 ) -> tuple[Tensor, int]:
     """The rule of vmap: the result and the place of the mapped dimension in it.
 
@@ -368,7 +323,10 @@ def _vmapped(
     )
     rank = len(shape)
     if c is not None and beta == 0:
-        c, dim_c, beta = None, None, 1.0
+        c = dim_c = None
+
+    def product(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
+        return _product(name, a, b, c, **kept, **({} if c is None else {"beta": beta}))
 
     def in_front(t: Tensor, dim: int | None, trans: bool) -> Tensor:
         t = t if dim is None else t.movedim(dim, 0)
@@ -392,7 +350,7 @@ def _vmapped(
         if fits and _stacks(rows):
             if dim_c is not None:
                 rows_c = rows_c.flatten(-3, -2)
-            out = product(rows.flatten(-3, -2), b, rows_c, beta, False, False)
+            out = product(rows.flatten(-3, -2), b, rows_c)
             return out.unflatten(-2, (size, shape[-2])), out.dim() - 2
 
     if dim_a is None and dim_b is None:  # only c is mapped
@@ -413,8 +371,8 @@ def _vmapped(
 
         a, b = joined(a, dim_a), joined(b, dim_b)
         c = None if c is None else joined(c, dim_c)
-        return product(a, b, c, beta, False, False).unflatten(0, (size, batch)), 0
-    return product(a, b, c, beta, False, False), 0
+        return product(a, b, c).unflatten(0, (size, batch)), 0
+    return product(a, b, c), 0
 
 
 def _transformed(
@@ -423,7 +381,7 @@ def _transformed(
     """One call under a transform of ``torch.func``."""
     a, b, c = (_float32(t) if isinstance(t, Tensor) else t for t in (a, b, c))
     _checks.check(name, KERNELS[name], a, b, c, **flags)
-    return _differentiable(name, None, a, b, c, **{**_DEFAULTS, **flags})
+    return _differentiable(name, a, b, c, flags)
 
 
 def _register_functorch(name: str) -> None:
@@ -472,7 +430,7 @@ def _register_autograd(name: str) -> None:
     ) -> Tensor:
         try:
             if _forward_mode() or _any_requires_grad(a, b, c) or _traced_tangent(a, b, c):
-                return _differentiable(name, keyset, a, b, c, **{**_DEFAULTS, **flags})
+                return _differentiable(name, a, b, c, flags, keyset)
             with _BelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
         except Exception:
@@ -480,17 +438,6 @@ def _register_autograd(name: str) -> None:
             raise
 
     _LIB.impl(name, kernel, "Autograd", with_keyset=True)
-
-
-_DEFAULTS: dict[str, Any] = {
-    "alpha": 1.0,
-    "beta": 1.0,
-    "trans_a": False,
-    "trans_b": False,
-    "precision": "fp32",
-    "kernel": "auto",
-    "activation": "none",
-}
 
 
 def _float32(t: Tensor | None) -> Tensor | None:
@@ -676,7 +623,7 @@ def sgemm(
             (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
             and torch.is_grad_enabled()
         ) or forward_ad._current_level >= 0:
-            return _differentiable("sgemm", None, a, b, c, **{**_DEFAULTS, **flags})
+            return _differentiable("sgemm", a, b, c, flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
     except Exception:
