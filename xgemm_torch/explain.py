@@ -46,7 +46,7 @@ class Explanation:
         device: where it would run, in words.
         precision: the promise asked for.
         kernel: the stage that would run, or "aten" for ATen's BLAS, "fmaf chain" for the native
-            chain of fused multiply-adds of a CPU.
+            chain of fused multiply-adds of a CPU, "none" where nothing would.
         why: one sentence.
         tile: the stage's tile; None where no stage runs.
         blocks: thread blocks in the grid; 0 where no stage runs.
@@ -194,11 +194,9 @@ def _of_tensors(
 
 
 def _aligned(t: Tensor) -> bool:
-    """Whether each row or each column of ``t`` begins at a multiple of 16 bytes."""
-    outer = t.stride(-2) if t.stride(-1) == 1 else t.stride(-1)
-    batches = t.stride(0) if t.dim() == 3 else 0
-    base = 0 if t.is_meta else t.data_ptr()
-    return base % 16 == 0 and outer % 4 == 0 and batches % 4 == 0
+    """Whether every matrix of ``t`` begins at a multiple of 16 bytes."""
+    start = 0 if t.is_meta else t.data_ptr()
+    return start % 16 == 0 and (t.dim() == 2 or t.stride(0) % 4 == 0)
 
 
 def _without_grid(
@@ -225,6 +223,9 @@ def _on_cuda(
         chip = torch.cuda.get_device_properties(device)
         sm, sm_count = chip.major * 10 + chip.minor, chip.multi_processor_count
         words = f"{chip.name} (sm_{sm}, {sm_count} multiprocessors)"
+    if m * n * batch == 0:
+        why = "the result is empty, so nothing is launched"
+        return _without_grid(m, n, k, batch, words, precision, "none", why)
     found = json.loads(_C.explain(m, n, k, batch, *layout_a, *layout_b, sm, sm_count))
     candidates = tuple(
         Candidate(
@@ -237,7 +238,7 @@ def _on_cuda(
         )
         for c in found["candidates"]
     )
-    chosen, why = found["kernel"], found["why"]
+    chosen, why = found["kernel"] or "none", found["why"]
     tile, blocks = _tile(found), found["blocks"]
     per_sm, waves = found["blocks_per_sm"], found["waves"]
     if kernel not in ("auto", chosen):

@@ -1,0 +1,117 @@
+"""stages() and explain(): what they tell is what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import problems
+import pytest
+import torch
+
+import xgemm_torch
+
+
+def test_stages_are_the_operators():
+    stages = xgemm_torch.stages()
+    assert [s.rung for s in stages] == sorted({s.rung for s in stages})
+    for stage in stages:
+        assert hasattr(torch.ops.xgemm, stage.name)
+        assert stage.file.endswith(f"{stage.name}.cu")
+        assert stage.idea
+        assert stage.source
+        assert stage.tiles
+        for tile in stage.tiles:
+            assert tile.threads == (tile.BM // tile.TM) * (tile.BN // tile.TN)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stages[0].name = "other"
+    stages.clear()
+    assert xgemm_torch.stages(), "the list is the caller's own"
+
+
+def test_cpu_tensors():
+    a, b = torch.ones(2, 30, 40), torch.ones(50, 40)
+    found = xgemm_torch.explain(a, b, trans_b=True)
+    assert (found.m, found.n, found.k, found.batch) == (30, 50, 40, 2)
+    assert (found.kernel, found.device, found.tile) == ("aten", "cpu", None)
+    assert str(found).splitlines() == [
+        "2 times 30 x 50 x 40 (M x N x K) on cpu, precision fp32",
+        "  kernel  aten: a CPU tensor; ATen's BLAS is the fastest way there",
+    ]
+    ieee = xgemm_torch.explain(a, b, trans_b=True, precision="ieee")
+    assert ieee.kernel == "fmaf chain"
+    for name in problems.STAGES:
+        found = xgemm_torch.explain(a, b, trans_b=True, kernel=name)
+        assert found.kernel == name
+        assert "host flavour" in found.why
+
+
+@pytest.mark.parametrize("size", [(128, 128, 128), (4096, 4096, 4096), (1, 50000, 3)], ids=str)
+def test_sizes(size, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = xgemm_torch.explain(*size)
+    assert "an H200, assumed" in found.device
+    assert found.kernel in problems.STAGES
+    assert [c.kernel for c in found.candidates] == problems.STAGES
+    chosen = next(c for c in found.candidates if c.kernel == found.kernel)
+    assert chosen.legal
+    assert chosen.tile == found.tile
+    assert chosen.predicted_us == min(c.predicted_us for c in found.candidates if c.legal)
+    assert found.blocks == -(-size[0] // found.tile.BM) * -(-size[1] // found.tile.BN)
+    text = str(found)
+    assert found.kernel in text
+    assert f"{found.tile.BM}x{found.tile.BN}x{found.tile.BK} a block" in text
+    assert len(text.splitlines()) == 5 + len(problems.STAGES)
+
+
+@pytest.mark.parametrize("name", problems.STAGES)
+def test_a_stage_asked_for(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = xgemm_torch.explain(1000, 900, 800, kernel=name)
+    auto = xgemm_torch.explain(1000, 900, 800)
+    assert found.kernel == name
+    assert found.tile in next(s for s in xgemm_torch.stages() if s.name == name).tiles
+    if name == auto.kernel:
+        assert found == auto
+    else:
+        assert found.why == f"asked for; auto would take {auto.kernel}"
+        assert found.blocks == -(-1000 // found.tile.BM) * -(-900 // found.tile.BN)
+        assert found.blocks_per_sm >= 1
+
+
+def test_empty_results_launch_nothing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = xgemm_torch.explain(0, 4, 5)
+    assert (found.kernel, found.tile, found.blocks) == ("none", None, 0)
+    assert "nothing is launched" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "kind", "text"),
+    [
+        ((1, 2), {}, TypeError, "two tensors or three sizes"),
+        ((1, 2, 3.0), {}, TypeError, "two tensors or three sizes"),
+        ((1, 2, True), {}, TypeError, "two tensors or three sizes"),
+        ((torch.ones(2, 2), torch.ones(2, 2), 3), {}, TypeError, "two tensors or three sizes"),
+        ((torch.ones(2, 2), 3), {}, TypeError, "b must be a tensor, got int"),
+        ((-1, 2, 3), {}, ValueError, "sizes must not be negative, got .-1, 2, 3."),
+        ((1, 2, 3), {"kernel": "nope"}, ValueError, "explain: no kernel named 'nope'"),
+        ((1, 2, 3), {"precision": "tf32"}, ValueError, "explain: precision must be"),
+        ((torch.ones(2, 3), torch.ones(2, 3)), {}, ValueError, "explain: inner sizes differ"),
+        ((torch.ones(2, 3).half(), torch.ones(3, 2)), {}, TypeError, "a must be float32"),
+    ],
+)
+def test_wrong_arguments(args, kwargs, kind, text):
+    with pytest.raises(kind, match=text):
+        xgemm_torch.explain(*args, **kwargs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+def test_cuda_tensors(layout):
+    a, b, flags = problems.operands(500, 600, 700, layout, device="cuda")
+    found = xgemm_torch.explain(a, b, **flags)
+    assert torch.cuda.get_device_properties(0).name in found.device
+    assert found.kernel in problems.STAGES
+    assert torch.equal(
+        xgemm_torch.sgemm(a, b, **flags), xgemm_torch.sgemm(a, b, kernel=found.kernel, **flags)
+    )
