@@ -17,8 +17,10 @@ def text(plan: Plan, module: Path | None, torch_version: str, seconds: float) ->
         ("compiler", f"{plan.compiler.name} ({plan.compiler.path})"),
     ]
     if plan.toolkit:
+        nvcc = plan.toolkit.nvcc
+        nvcc = nvcc.relative_to(plan.root) if nvcc.is_relative_to(plan.root) else nvcc
         rows += [
-            ("CUDA", f"{plan.toolkit.version}, {plan.toolkit.nvcc} (from {plan.toolkit.found})"),
+            ("CUDA", f"{plan.toolkit.version}, {nvcc} (from {plan.toolkit.found})"),
             ("GPUs", " ".join(arch.code for arch in plan.archs)),
         ]
     else:
@@ -34,7 +36,13 @@ def text(plan: Plan, module: Path | None, torch_version: str, seconds: float) ->
         rows.append(("", "chosen by XGEMM_STAGES; the others are not in this module"))
     rows.append(("time", f"{seconds:.0f} s with {plan.settings.jobs} jobs"))
     lines = [
-        fill(value, 96, initial_indent=f"  {name:<9} ", subsequent_indent=" " * 12)
+        fill(
+            value,
+            96,
+            initial_indent=f"  {name:<9} ",
+            subsequent_indent=" " * 12,
+            break_on_hyphens=False,
+        )
         for name, value in rows
     ]
     rule = "-" * 96

@@ -37,7 +37,7 @@ def test_program(plan, name):
 
 PROBES = {
     "asan": {"none": 0, "smem_out_of_bounds": 1, "misaligned": 1},
-    "tsan": {"none": 0, "race": 1, "race_of_writers": 1, "missing_wait": 1, "missing_barrier_after_wait": 1},
+    "tsan": {"none": 0, "race": 1, "race_of_writers": 1, "missing_wait": 1},
 }
 
 
