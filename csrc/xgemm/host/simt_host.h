@@ -70,7 +70,7 @@ void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes,
                 const char* file = __builtin_FILE(), int line = __builtin_LINE());
 void copy_commit();
 void copy_wait(
-    int groups_left);   // until at most so many of the thread's youngest groups are unfinished
+    int groups_left);  // until at most so many of the thread's youngest groups are unfinished
 
 // The launch's dynamic shared memory.
 void* dynamic_shared(size_t bytes, const char* file = __builtin_FILE(),

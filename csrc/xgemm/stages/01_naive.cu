@@ -4,9 +4,9 @@
 
 namespace xgemm::XGEMM_FLAVOUR::naive {
 
-constexpr Tile kTile{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .rate = 0.5f};
+constexpr Tile kTile{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .min_blocks = 2, .rate = 0.5f};
 
-__global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
+__global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
   const Gemm g = batch.at(blockIdx.z);
   const Origin o = raster<kTile>(blockIdx.x, g);
   const int64_t i = o.i + threadIdx.x, j = o.j + threadIdx.y;

@@ -9,9 +9,10 @@ namespace xgemm::XGEMM_FLAVOUR::coalesced {
 // (4096^3, H200).
 constexpr int kAhead = 8;
 
-constexpr Tile kTile{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .group = 1, .rate = 6.5f};
+constexpr Tile kTile{
+    .BM = 32, .BN = 32, .BK = 1, .buffers = 0, .min_blocks = 2, .group = 1, .rate = 6.5f};
 
-__global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
+__global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
   const Gemm g = batch.at(blockIdx.z);
   const Origin o = raster<kTile>(blockIdx.x, g);
   const int64_t i = o.i + threadIdx.y, j = o.j + threadIdx.x;

@@ -14,11 +14,12 @@ constexpr Tile kTile{.BM = 32,
                      .pad_a = 4,
                      .pad_b = 4,
                      .a_rows = 32,
+                     .min_blocks = 2,
                      .group = 16,
                      .rate = 9.2f};
 constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK;
 
-__global__ void __launch_bounds__(kTile.threads()) kernel(const Gemm batch) {
+__global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
   XGEMM_SHARED(As, float[BM][BK + kTile.pad_a]);
   XGEMM_SHARED(Bs, float[BK][BN + kTile.pad_b]);
   const Gemm g = batch.at(blockIdx.z);

@@ -19,9 +19,8 @@ constexpr Tile kTile{.BM = 128,
                      .min_blocks = 2,
                      .rate = 35.4f};
 constexpr int BM = kTile.BM, BN = kTile.BN, BK = kTile.BK, TM = kTile.TM, TN = kTile.TN;
-constexpr int kRows = BM / TM,
-              kColumns =
-                  BN / TN;   // threads down and across; also the distance of a thread's elements
+// Threads down and across a tile; also the distance between a thread's elements.
+constexpr int kRows = BM / TM, kColumns = BN / TN;
 
 template <bool kA, bool kB>   // whether A, B transposed are walked along k
 __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
