@@ -15,6 +15,9 @@ Which way a call goes:
 - while compiling or exporting: the operator itself.
 - the operator itself, also where it is called directly: its kernels for the Autograd key and for
   the key at which ``torch.func`` begins lead to the same functions.
+
+``sgemm.out`` is not differentiable, and torch does not compile an operator that returns what it
+writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
 """
 
 from __future__ import annotations
@@ -201,7 +204,12 @@ class _Rules:
             _, need_a, need_b, need_c, *_ = ctx.needs_input_grad
 
             def times(x: Tensor, y: Tensor, trans_x: bool, trans_y: bool) -> Tensor:
-                return _product(ctx.name, x, y, trans_a=trans_x, trans_b=trans_y, **kept)
+                flags = {**kept}
+                if trans_x:
+                    flags["trans_a"] = True
+                if trans_y:
+                    flags["trans_b"] = True
+                return _product(ctx.name, x, y, **flags)
 
             if need_a:
                 grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
