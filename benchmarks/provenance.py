@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -37,11 +38,22 @@ def commit() -> str:
         return os.environ.get("XGEMM_COMMIT", "unknown")
 
 
+def command() -> str:
+    """Give the command line that started this process, without the directories of one machine."""
+    script = Path(sys.argv[0])
+    start = (
+        ["-m", script.parent.name]
+        if script.name == "__main__.py"
+        else [f"benchmarks/{script.name}"]
+    )
+    return shlex.join(["python", *start, *(re.sub(r"(^|=)/\S*/", r"\1", a) for a in sys.argv[1:])])
+
+
 def facts() -> dict[str, Any]:
     """Say where and how this process measures, as JSON values."""
     here: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([sys.executable, *sys.argv]),
+        "command": command(),
         "commit": commit(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
