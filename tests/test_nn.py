@@ -251,6 +251,10 @@ def test_matmul_of_views_copies_nothing():
         with Operands() as seen:
             got = xgemm_torch.matmul(a, b)
         assert seen.copies == []
+        (shapes,) = seen.shapes
+        for given, seen_as in zip((a, b), shapes, strict=True):
+            if given.dim() != 3 and given.numel() == given.shape[-2:].numel():
+                assert len(seen_as) == 2, "what the whole batch shares is no batch"
         close(got, torch.matmul(a, b))
 
 

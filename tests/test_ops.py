@@ -361,9 +361,12 @@ class Count(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.calls: list[str] = []
+        self.kernels: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.calls.append(str(func))
+        if func.namespace == "xgemm":
+            self.kernels.append((kwargs or {}).get("kernel", "auto"))
         return func(*args, **(kwargs or {}))
 
     def products(self) -> int:
@@ -409,15 +412,16 @@ def test_only_what_backward_needs_is_kept():
 def test_backward_of_a_stage_runs_that_stage(name):
     a, b, _ = problems.operands(3, 4, 5)
     a.requires_grad_(), b.requires_grad_()
-    for call, want in (
-        (lambda: op(name)(a, b), name),
-        (lambda: xgemm_torch.sgemm(a, b, kernel=name), "sgemm"),
+    for call, want, kernel in (
+        (lambda: op(name)(a, b), name, "auto"),
+        (lambda: xgemm_torch.sgemm(a, b, kernel=name), "sgemm", name),
     ):
         y = call()
         with Count() as count:
             y.backward(torch.ones_like(y))
         products = [c for c in count.calls if c.startswith("xgemm.")]
         assert products == [f"xgemm.{want}.default"] * 2
+        assert count.kernels == [kernel] * 2
 
 
 def test_backward_keeps_precision_and_kernel():
@@ -435,9 +439,9 @@ def test_gradient_of_c_where_beta_is_zero():
     a, b, _ = problems.operands(3, 4, 5)
     c = torch.full((3, 4), torch.nan, requires_grad=True)
     y = xgemm_torch.sgemm(a.requires_grad_(), b, c, beta=0.0)
-    grads = torch.autograd.grad(y.sum(), (a, c), allow_unused=True)
-    assert grads[0].isfinite().all()
+    grads = torch.autograd.grad(y, (a, c), torch.full((3, 4), torch.inf), allow_unused=True)
     assert grads[1] is None or torch.equal(grads[1], torch.zeros(3, 4))
+    assert torch.autograd.grad(xgemm_torch.sgemm(a, b, c, beta=0.0).sum(), a)[0].isfinite().all()
 
 
 # ------------------------------------------------------------------------------ autocast
