@@ -16,6 +16,10 @@
 # ARGS="..."          more arguments for the demo, pytest or the benchmarks
 # XGEMM_CUDA, XGEMM_STAGES, TORCH_CUDA_ARCH_LIST, CUDA_HOME, CXX, MAX_JOBS: see setup.py
 
+# A waiting OpenMP thread sleeps instead of spinning: with another program on the machine the training
+# job is otherwise ten times slower, and on a quiet one no faster.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 PYTHON ?= python3
 VENV ?= .venv
 PY ?= $(VENV)/bin/python

@@ -22,7 +22,7 @@ class Defaults:
 
 DEFAULTS = {
     "tiny": Defaults(steps=20, batch=2, seq=16, learning_rate=3e-3, checkpoint_every=5),
-    "nano": Defaults(steps=1000, batch=16, seq=64, learning_rate=3e-3, checkpoint_every=50),
+    "nano": Defaults(steps=600, batch=16, seq=64, learning_rate=3e-3, checkpoint_every=50),
     "small": Defaults(steps=600, batch=16, seq=256, learning_rate=1e-3, checkpoint_every=50),
     "gpt2": Defaults(steps=100, batch=8, seq=1024, learning_rate=6e-4, checkpoint_every=100),
 }
