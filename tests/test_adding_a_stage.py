@@ -1,4 +1,4 @@
-"""docs/adding-a-stage.md keeps its word: its example, as one new file, is a stage like any other."""
+"""docs/adding-a-stage.md keeps its word: its example, as one new file, is a stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TREE = ["csrc", "build_tools", "xgemm_torch", "tests", "setup.py", "pyproject.toml", "README.md"]
+FOLDERS = ["csrc", "build_tools", "xgemm_torch", "tests", "benchmarks"]
+FILES = ["setup.py", "pyproject.toml", "README.md", "LICENSE"]
 
 
 def example() -> str:
@@ -25,12 +26,10 @@ def example() -> str:
 @pytest.mark.slow
 def test_one_new_file_is_a_stage(tmp_path):
     leave_out = shutil.ignore_patterns("*.so", "__pycache__", "build")
-    for name in TREE:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, tmp_path / name, ignore=leave_out)
-        else:
-            shutil.copy(source, tmp_path / name)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=leave_out)
+    for name in FILES:
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "csrc/xgemm/stages/03_my_stage.cu").write_text(example())
 
     # The host flavour of three stages: quick, and what has no nvcc can do it.

@@ -53,12 +53,12 @@ def test_bytes_of_a_problem():
     assert shapes.Problem("x", 2, 3, 5).bytes == 4 * (10 + 15 + 6)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_stage_has_its_mark_or_is_known_to_have_none(name):
+def test_marks_are_of_the_sizes_that_cublas_was_measured_at():
     import marks
 
-    without = {"thread_tile_dot", "thread_tile_outer"}
-    assert (name in marks.MARKS) != (name in without)
+    for name, by_size in marks.MARKS.items():
+        assert by_size and set(by_size) <= set(marks.CUBLAS), name
+        assert all(mark > 0 for mark in by_size.values()), name
 
 
 def test_share_of_a_mark():
