@@ -326,13 +326,26 @@ Arguments arguments(StableIValue* stack) {
 }
 constexpr uint64_t kArguments = 10;
 
+// An uninitialised row-major tensor from torch's allocator, by the shortest way that the stable ABI
+// has: a call through the dispatcher costs more than all of our checks.
+Tensor new_result(const Tensor& like, const Gemm& g, bool batched) {
+  const std::array<int64_t, 3> size{g.batch, g.m, g.n};
+  const int64_t row = std::max<int64_t>(g.n, 1);
+  const std::array<int64_t, 3> stride{std::max<int64_t>(g.m, 1) * row, row, 1};
+  int32_t device = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(batched ? 3 : 2, size.data() + !batched,
+                                                  stride.data() + !batched, kFloat32, device,
+                                                  like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
 void functional(const std::string& op, StableIValue* stack) {
   const Arguments x = arguments(stack);
   const Gemm g = describe(op, x);
   const bool batched = x.a.dim() == 3 || x.b.dim() == 3;
-  const std::array<int64_t, 3> size{g.batch, g.m, g.n};
-  const Tensor out =
-      torch::stable::new_empty(x.a, {size.data() + !batched, batched ? size_t{3} : size_t{2}});
+  const Tensor out = new_result(x.a, g, batched);
   run(op, g, x, out, matrix(op, "out", out));
   stack[0] = from(out);
 }
