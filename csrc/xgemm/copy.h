@@ -31,13 +31,6 @@ __device__ __forceinline__ int slice_depth(int64_t k, int64_t k0, int BK) {
   return k - k0 < BK ? static_cast<int>(k - k0) : BK;
 }
 
-// Whether neighbouring lanes should walk an operand along k. `rows` is A as it is or B transposed:
-// its rows run along k.
-inline bool along_k(const View<const float>& rows, int64_t length, int64_t k) {
-  if (rows.cs == rows.rs) return k >= length;
-  return k > 1 && (length <= 1 || rows.cs < rows.rs);
-}
-
 // One thread's share of an L x BK slice: kEach vectors of W floats. A slice is addressed as (l, k):
 // row l of A or of B transposed, so that one loader serves both operands. kAlongK says which way
 // the lanes (and the vectors) run: the way in which the operand is contiguous, where it is. Outside

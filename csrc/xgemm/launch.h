@@ -29,16 +29,23 @@ inline void launch_tiles(void (*kernel)(Gemm), const Gemm& g, const Tile& t, dim
   }
 }
 
-// Calls f(bool_constant a, bool_constant b): run-time facts as template arguments.
-template <class F>
-void dispatch(bool a, bool b, F f) {
-  using std::bool_constant;
-  if (a)
-    b ? f(bool_constant<true>(), bool_constant<true>())
-      : f(bool_constant<true>(), bool_constant<false>());
-  else
-    b ? f(bool_constant<false>(), bool_constant<true>())
-      : f(bool_constant<false>(), bool_constant<false>());
+// Whether neighbouring lanes should walk an operand along k. `rows` is A as it is or B transposed:
+// its rows run along k.
+inline bool along_k(const View<const float>& rows, int64_t length, int64_t k) {
+  if (rows.cs == rows.rs) return k >= length;
+  return k > 1 && (length <= 1 || rows.cs < rows.rs);
+}
+
+// launch_tiles for kernels<a, b>: whether A, and B transposed, are walked along k. `kernels` is
+// called with two std::bool_constants and gives the kernel.
+template <class Kernels>
+void launch_tiles_by_major(Kernels kernels, const Gemm& g, const Tile& t, const Context& context) {
+  using std::false_type, std::true_type;
+  const bool a = along_k(g.a, g.m, g.k), b = along_k(g.b.transposed(), g.n, g.k);
+  void (*kernel)(Gemm) =
+      a ? (b ? kernels(true_type(), true_type()) : kernels(true_type(), false_type()))
+        : (b ? kernels(false_type(), true_type()) : kernels(false_type(), false_type()));
+  launch_tiles(kernel, g, t, dim3(t.threads()), context);
 }
 
 }  // namespace xgemm

@@ -69,9 +69,7 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
 }
 
 void run(const Gemm& g, const Context& context) {
-  dispatch(along_k(g.a, g.m, g.k), along_k(g.b.transposed(), g.n, g.k), [&](auto a, auto b) {
-    launch_tiles(kernel<a(), b()>, g, kTile, dim3(kTile.threads()), context);
-  });
+  launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
 static const Register stage(
