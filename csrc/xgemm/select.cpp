@@ -25,7 +25,7 @@ void estimate(Candidate& c, const Gemm& g, const Device& device) {
   const int64_t on_one_sm = ceil_div(c.blocks, device.sm_count);
   const int64_t rounds = on_one_sm / resident, rest = on_one_sm % resident;
   const double flops = 2.0 * t.BM * t.BN * static_cast<double>(g.k);  // of a block
-  const double rate = t.rate * 1e6 / kMeasuredSms;                    // of an SM, a microsecond
+  const double rate = t.rate * 1e6 / kMeasuredSms;  // of an SM, a microsecond
   const double round_time = static_cast<double>(resident) * flops / rate;
   const double part = static_cast<double>(rest) / resident;
   const double rest_time = rest ? round_time * part / share_of_rate(part) : 0.0;
