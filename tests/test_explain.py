@@ -51,16 +51,21 @@ def test_sizes(size, monkeypatch):
     found = xgemm_torch.explain(*size)
     assert "an H200, assumed" in found.device
     assert found.kernel in problems.STAGES
-    assert [c.kernel for c in found.candidates] == problems.STAGES
-    chosen = next(c for c in found.candidates if c.kernel == found.kernel)
+    tables = {s.name: s.tiles for s in xgemm_torch.stages()}
+    assert [(c.kernel, c.row, c.tile) for c in found.candidates] == [
+        (name, row, tile) for name, tiles in tables.items() for row, tile in enumerate(tiles)
+    ]
+    chosen = next(c for c in found.candidates if (c.kernel, c.row) == (found.kernel, found.row))
     assert chosen.legal
     assert chosen.tile == found.tile
-    assert chosen.predicted_us == min(c.predicted_us for c in found.candidates if c.legal)
+    times = [c.predicted_us for c in found.candidates if c.legal and c.predicted_us is not None]
+    assert chosen.predicted_us == min(times)
     assert found.blocks == -(-size[0] // found.tile.BM) * -(-size[1] // found.tile.BN)
     text = str(found)
     assert found.kernel in text
     assert f"{found.tile.BM}x{found.tile.BN}x{found.tile.BK} a block" in text
-    assert len(text.splitlines()) == 5 + len(problems.STAGES)
+    assert len(text.splitlines()) == 5 + len(found.candidates)
+    assert all(c.name in text for c in found.candidates)
 
 
 @pytest.mark.parametrize("name", problems.STAGES)
@@ -69,13 +74,13 @@ def test_a_stage_asked_for(name, monkeypatch):
     found = xgemm_torch.explain(1000, 900, 800, kernel=name)
     auto = xgemm_torch.explain(1000, 900, 800)
     assert found.kernel == name
-    assert found.tile in next(s for s in xgemm_torch.stages() if s.name == name).tiles
+    assert found.tile == next(s for s in xgemm_torch.stages() if s.name == name).tiles[found.row]
     if name == auto.kernel:
         assert found == auto
     else:
         assert found.why == f"asked for; auto would take {auto.kernel}"
         assert found.blocks == -(-1000 // found.tile.BM) * -(-900 // found.tile.BN)
-        assert found.blocks_per_sm >= 1
+        assert found.blocks_per_sm == found.tile.min_blocks
 
 
 def test_empty_results_launch_nothing(monkeypatch):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import xgemm_torch
+from xgemm_torch import simt
 
 STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
 U = 2.0**-24
@@ -101,6 +102,33 @@ def test_bits(stage, shape, layout, device):
     options = flags | {"alpha": 1.7, "beta": -0.3}
     assert same_bits(run(stage, a, b, c, device, **options), chain(a, b, c, **options))
     assert same_bits(run(stage, a, b, device=device, **flags), chain(a, b, **flags))
+
+
+ROWS = [(stage.name, row) for stage in xgemm_torch.stages() for row in range(len(stage.tiles))]
+
+
+@on_every_device
+@pytest.mark.parametrize("stage, row", ROWS)
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+def test_bits_of_every_row(stage, row, layout, device):
+    """Every tile of a stage's table has the bits, also where another would be chosen."""
+    tile = next(s for s in xgemm_torch.stages() if s.name == stage).tiles[row]
+    with simt.configure(row=row):
+        for shape in [(33, 31, 17), (tile.BM + 1, tile.BN + 5, 2 * tile.BK + 3)]:
+            a, b, flags = problems.operands(*shape, layout, data="wide")
+            c = problems.wide(*shape[:2])
+            options = flags | {"alpha": 1.7, "beta": -0.3}
+            assert same_bits(run(stage, a, b, c, device, **options), chain(a, b, c, **options))
+
+
+@on_every_device
+@on_every_stage
+def test_a_row_that_is_not_there(stage, device):
+    a, b, _ = problems.operands(3, 4, 5)
+    many = sum(name == stage for name, _ in ROWS)
+    with simt.configure(row=many), pytest.raises(ValueError, match=f"{stage}: its tile table has"):
+        run(stage, a, b, device=device)
+    assert same_bits(run(stage, a, b, device=device), chain(a, b))
 
 
 @on_every_device
@@ -290,9 +318,12 @@ def test_explain_is_what_the_registry_says():
     for shape in [(1, 1, 1), (64, 64, 4096), (1000, 3, 7), (4096, 4096, 4096), (5, 5, 0)]:
         m, n, k = shape
         answer = json.loads(xgemm_torch._C.explain(m, n, k, 1, k, 1, True, n, 1, True, 90, 132))
-        times = {c["kernel"]: c["predicted_us"] for c in answer["candidates"] if c["legal"]}
-        assert list(times) == problems.STAGES
-        assert times[answer["kernel"]] == min(times.values())
+        rows = {(c["kernel"], c["row"]): c for c in answer["candidates"]}
+        assert list(rows) == ROWS
+        times = {at: c["predicted_us"] for at, c in rows.items() if c["legal"]}
+        assert set(problems.STAGES) == {kernel for kernel, _ in times}
+        best = min(time for time in times.values() if time is not None)
+        assert times[answer["kernel"], answer["row"]] == best
 
 
 def test_every_stage_says_its_idea_on_its_first_line():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -18,23 +20,33 @@ _ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H20
 
 @dataclass(frozen=True)
 class Candidate:
-    """One stage considered.
+    """One row of one stage's tile table, considered.
 
     Attributes:
         kernel: the stage's name.
-        legal: whether it can take the problem on that device.
-        why: why not, or what speaks for it.
-        tile: the row of its tile table that would be used; None where it is not legal.
-        waves: blocks over blocks that run at once.
-        predicted_us: the model's time in microseconds, good for comparing stages only.
+        row: which row of the stage's tile table.
+        tile: that row.
+        legal: whether the stage can take the problem on that device.
+        why: why not; empty when legal.
+        blocks: thread blocks in the grid; 0 when not legal.
+        waves: blocks over blocks that run at once; 0 when not legal.
+        predicted_us: the model's time in microseconds, good for comparing rows only; None where
+            there is none, as for a row that was never measured.
     """
 
     kernel: str
+    row: int
+    tile: Tile
     legal: bool
     why: str
-    tile: Tile | None
+    blocks: int
     waves: float
-    predicted_us: float
+    predicted_us: float | None
+
+    @property
+    def name(self) -> str:
+        """The stage and its tile, as in "block_tile_2d 128x128x16"."""
+        return f"{self.kernel} {self.tile.BM}x{self.tile.BN}x{self.tile.BK}"
 
 
 @dataclass(frozen=True)
@@ -48,11 +60,12 @@ class Explanation:
         kernel: the stage that would run, or "aten" for ATen's BLAS, "fmaf chain" for the native
             chain of fused multiply-adds of a CPU, "none" where nothing would.
         why: one sentence.
-        tile: the stage's tile; None where no stage runs.
+        row: which row of the stage's tile table; 0 where no stage runs.
+        tile: that row; None where no stage runs.
         blocks: thread blocks in the grid; 0 where no stage runs.
         blocks_per_sm: of them, those that run at once on one multiprocessor.
         waves: blocks over blocks that run at once.
-        candidates: all stages considered.
+        candidates: all rows of all stages.
     """
 
     m: int
@@ -63,6 +76,7 @@ class Explanation:
     precision: str
     kernel: str
     why: str
+    row: int
     tile: Tile | None
     blocks: int
     blocks_per_sm: int
@@ -87,15 +101,13 @@ class Explanation:
                 f"multiprocessor, {self.waves:.2f} waves",
             ]
         if self.candidates:
-            width = max(len(c.kernel) for c in self.candidates)
-            lines.append(f"  {'stage'.ljust(width)}  {'time':>10}  {'waves':>8}")
+            width = max(len(c.name) for c in self.candidates)
+            lines.append(f"  {'stage and tile'.ljust(width)}  {'time':>10}  {'waves':>8}")
             for c in self.candidates:
-                figures = (
-                    f"{c.predicted_us:>8.1f}us  {c.waves:>8.2f}"
-                    if c.legal
-                    else f"{'-':>10}  {'-':>8}"
-                )
-                lines.append(f"  {c.kernel.ljust(width)}  {figures}  {c.why}".rstrip())
+                known = c.legal and c.predicted_us is not None
+                time = f"{c.predicted_us:>8.1f}us" if known else f"{'-':>10}"
+                waves = f"{c.waves:>8.2f}" if c.legal else f"{'-':>8}"
+                lines.append(f"  {c.name.ljust(width)}  {time}  {waves}  {c.why}".rstrip())
         return "\n".join(lines)
 
 
@@ -200,9 +212,12 @@ def _aligned(t: Tensor) -> bool:
 
 
 def _without_grid(
-    m: int, n: int, k: int, batch: int, device: str, precision: str, kernel: str, why: str
-) -> Explanation:
-    return Explanation(m, n, k, batch, device, precision, kernel, why, None, 0, 0, 0.0, ())
+    m: int, n: int, k: int, batch: int, device: str, precision: str, kernel: str, why: str,
+    candidates: tuple[Candidate, ...] = (),
+) -> Explanation:  # fmt: skip
+    return Explanation(
+        m, n, k, batch, device, precision, kernel, why, 0, None, 0, 0, 0.0, candidates
+    )
 
 
 def _on_cuda(
@@ -226,35 +241,35 @@ def _on_cuda(
     if m * n * batch == 0:
         why = "the result is empty, so nothing is launched"
         return _without_grid(m, n, k, batch, words, precision, "none", why)
-    found = json.loads(_C.explain(m, n, k, batch, *layout_a, *layout_b, sm, sm_count))
+    found = json.loads(
+        _C.explain(m, n, k, batch, *layout_a, *layout_b, sm, sm_count, precision == "ieee")
+    )
     candidates = tuple(
-        Candidate(
-            kernel=c["kernel"],
-            legal=c["legal"],
-            why=c["why"],
-            tile=_tile(c),
-            waves=c["waves"],
-            predicted_us=c["predicted_us"],
-        )
-        for c in found["candidates"]
+        Candidate(**{**row, "tile": Tile.from_row(row["tile"])}) for row in found["candidates"]
     )
-    chosen, why = found["kernel"] or "none", found["why"]
-    tile, blocks = _tile(found), found["blocks"]
-    per_sm, waves = found["blocks_per_sm"], found["waves"]
-    if kernel not in ("auto", chosen):
-        asked = next(c for c in candidates if c.kernel == kernel)
-        chosen, tile, waves = kernel, asked.tile, asked.waves
+    runs = None
+    if kernel not in ("auto", found["kernel"]):
+        runs = best_row(c for c in candidates if c.kernel == kernel)
         why = f"asked for; auto would take {found['kernel']}"
-        blocks = per_sm = 0
-        if not asked.legal:
-            why = f"asked for, but it cannot take this: {asked.why}"
-        elif tile is not None:
-            blocks = batch * -(-m // tile.BM) * -(-n // tile.BN)
-            per_sm = max(1, round(blocks / (waves * sm_count))) if waves else 0
+        if not runs.legal:
+            why = f"asked for, but it cannot take this: {runs.why}"
+    elif found["kernel"] is not None:
+        at = (found["kernel"], found["row"])
+        runs = next(c for c in candidates if (c.kernel, c.row) == at)
+        why = found["why"]
+    else:
+        why = "no stage of this build can take this"
+    if runs is None:
+        return _without_grid(m, n, k, batch, words, precision, "none", why, candidates)
     return Explanation(
-        m, n, k, batch, words, precision, chosen, why, tile, blocks, per_sm, waves, candidates
+        m, n, k, batch, words, precision, runs.kernel, why, runs.row, runs.tile, runs.blocks,
+        runs.tile.min_blocks, runs.waves, candidates,
+    )  # fmt: skip
+
+
+def best_row(rows: Iterable[Candidate]) -> Candidate:
+    """The row of one stage that runs when it is called by its name: ties go to the last."""
+    return min(
+        reversed(list(rows)),
+        key=lambda c: math.inf if c.predicted_us is None else c.predicted_us,
     )
-
-
-def _tile(row: dict[str, Any]) -> Tile | None:
-    return Tile.from_row(row["tile"]) if row.get("tile") else None

@@ -51,9 +51,7 @@ def choose(
     )
 
 
-def _tile(tile: dict[str, Any] | None) -> str:
-    if not tile:
-        return "-"
+def _tile(tile: dict[str, Any]) -> str:
     return "{BM}x{BN}x{BK}, {TM}x{TN} a thread, {threads} threads".format(**tile)
 
 
@@ -82,16 +80,21 @@ def run(options: argparse.Namespace) -> int:
     headings = ["", "kernel", "legal", "tile", "waves", "predicted", *["why"] * reasons]
     for heading in headings:
         table.add_column(heading, justify="right" if heading in ("waves", "predicted") else "left")
+    at = (answer["kernel"], answer["row"])
+    runs = next((row for row in rows if (row["kernel"], row["row"]) == at), None)
     for row in rows:
-        chosen = row["kernel"] == answer["kernel"]
+        chosen = row is runs
         legal = row["legal"]
         table.add_row(
-            "→" if chosen else "", row["kernel"], "yes" if legal else "no", _tile(row.get("tile")),
+            "→" if chosen else "", row["kernel"], "yes" if legal else "no", _tile(row["tile"]),
             f"{row['waves']:.2f}" if legal else "-",
-            f"{row['predicted_us']:.1f} us" if legal and row["predicted_us"] > 0 else "-",
+            f"{row['predicted_us']:.1f} us" if legal and row["predicted_us"] else "-",
             *[row["why"]] * reasons, style="bold" if chosen else "" if legal else "dim",
         )  # fmt: skip
     out = console()
     out.print(table)
-    out.print(f"{answer['kernel']}: {answer['why']}")
+    if runs is None:
+        out.print("none: no stage of this build can take this")
+    else:
+        out.print("{kernel} {tile[BM]}x{tile[BN]}x{tile[BK]}: ".format(**runs) + answer["why"])
     return 0

@@ -18,7 +18,11 @@ ORDERS = ("forward", "reverse", "random")
 
 @contextlib.contextmanager
 def configure(
-    *, order: str | None = None, seed: int | None = None, skip_barrier: str | None = None
+    *,
+    order: str | None = None,
+    seed: int | None = None,
+    skip_barrier: str | None = None,
+    row: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Change how the host flavour runs, until the end of the ``with`` block.
 
@@ -29,6 +33,8 @@ def configure(
         seed: of the random order.
         skip_barrier: "file.cu:LINE", a barrier to leave out, to see that its absence is noticed;
             "" for none.
+        row: of the tile table of a stage that is called by its name, on a GPU as well; -1 to have
+            it chosen. A stage without such a row raises ValueError then.
 
     Yields:
         The settings in force inside the block.
@@ -38,7 +44,7 @@ def configure(
     """
     if order is not None and order not in ORDERS:
         raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
-    changes = {"order": order, "seed": seed, "skip_barrier": skip_barrier}
+    changes = {"order": order, "seed": seed, "skip_barrier": skip_barrier, "row": row}
     settings = _settings()
     now = settings | {key: value for key, value in changes.items() if value is not None}
     _set(now)
@@ -56,12 +62,14 @@ def barriers() -> list[str]:
 def _set(settings: dict[str, Any]) -> dict[str, Any]:
     """Write all settings and return those before."""
     return json.loads(
-        _C.simt_configure(settings["order"], settings["seed"], settings["skip_barrier"])
+        _C.simt_configure(
+            settings["order"], settings["seed"], settings["skip_barrier"], settings["row"]
+        )
     )
 
 
 def _settings() -> dict[str, Any]:
     """The settings in force: what a write returns, written back at once."""
-    before = _set({"order": "random", "seed": 0, "skip_barrier": ""})
+    before = _set({"order": "random", "seed": 0, "skip_barrier": "", "row": -1})
     _set(before)
     return before

@@ -78,44 +78,34 @@ std::string build_json() {
          ",\"compiler\":" + quoted(XGEMM_BUILD_COMPILER) + ",\"torch_target\":\"2.10\"}";
 }
 
-std::string explain_json(const Gemm& g, const Device& device) {
-  const Choice choice = select(stages(Flavour::host), g, device);
-  std::vector<std::string> rows;
-  std::string chosen = "null", tile = "null";
-  double waves = 0;
-  int64_t blocks = 0;
-  int resident = 0;
-  for (const Candidate& c : choice.candidates) {
-    const Tile& t = c.stage->tiles.front();
-    if (c.stage == choice.stage) {
-      chosen = quoted(c.stage->name);
-      tile = json(t);
-      waves = c.waves;
-      blocks = c.blocks;
-      resident = t.min_blocks;
-    }
-    std::ostringstream row;
-    row << "{\"kernel\":" << quoted(c.stage->name)
-        << ",\"legal\":" << (c.why_not.empty() ? "true" : "false")
-        << ",\"why\":" << quoted(c.why_not) << ",\"tile\":" << json(t) << ",\"blocks\":" << c.blocks
-        << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds)
-        << "}";
-    rows.push_back(row.str());
-  }
+std::string json(const Candidate& c) {
+  const bool legal = c.why_not.empty();
   std::ostringstream s;
-  s << "{\"kernel\":" << chosen << ",\"why\":" << quoted(choice.why) << ",\"tile\":" << tile
-    << ",\"blocks\":" << blocks << ",\"blocks_per_sm\":" << resident
-    << ",\"waves\":" << number(waves) << ",\"candidates\":" << list(rows) << "}";
+  s << "{\"kernel\":" << quoted(c.stage->name) << ",\"row\":" << c.row
+    << ",\"legal\":" << (legal ? "true" : "false") << ",\"why\":" << quoted(c.why_not)
+    << ",\"tile\":" << json(c.tile()) << ",\"blocks\":" << c.blocks
+    << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds) << "}";
   return s.str();
+}
+
+std::string explain_json(const Gemm& g, const Device& device, bool strict) {
+  const Choice choice = Selector(stages(Flavour::host)).weigh(g, device, strict);
+  std::vector<std::string> rows;
+  for (const Candidate& c : choice.candidates) rows.push_back(json(c));
+  const bool any = choice.pick.stage;
+  return "{\"kernel\":" + (any ? quoted(choice.pick.stage->name) : "null") +
+         ",\"row\":" + std::to_string(choice.pick.row) + ",\"why\":" + quoted(choice.why) +
+         ",\"candidates\":" + list(rows) + "}";
 }
 
 const char* name(simt::Order o) {
   return o == simt::Order::forward ? "forward" : o == simt::Order::reverse ? "reverse" : "random";
 }
 
-std::string configure(const std::string& order, unsigned long long seed, const std::string& skip) {
+std::string configure(const std::string& order, unsigned long long seed, const std::string& skip,
+                      int row) {
   const simt::Settings before = simt::settings();
-  simt::Settings s{.seed = seed, .skip_barrier = skip};
+  simt::Settings s{.seed = seed, .skip_barrier = skip, .row = row};
   if (order == "forward") s.order = simt::Order::forward;
   else if (order == "reverse") s.order = simt::Order::reverse;
   else if (order == "random") s.order = simt::Order::random;
@@ -125,7 +115,8 @@ std::string configure(const std::string& order, unsigned long long seed, const s
   simt::configure(s);
   return std::string("{\"order\":") + quoted(name(before.order)) +
          ",\"seed\":" + std::to_string(before.seed) +
-         ",\"skip_barrier\":" + quoted(before.skip_barrier) + "}";
+         ",\"skip_barrier\":" + quoted(before.skip_barrier) +
+         ",\"row\":" + std::to_string(before.row) + "}";
 }
 
 // A C++ function's text as a Python str, its exceptions as Python's.
@@ -167,9 +158,9 @@ PyObject* py_register_kernels(PyObject*, PyObject*) {
 
 PyObject* py_explain(PyObject*, PyObject* args) {
   long long m, n, k, batch, ars, acs, brs, bcs;
-  int a16, b16, sm, sms;
-  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii", &m, &n, &k, &batch, &ars, &acs, &a16, &brs, &bcs,
-                        &b16, &sm, &sms))
+  int a16, b16, sm, sms, strict = 0;
+  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii|p", &m, &n, &k, &batch, &ars, &acs, &a16, &brs, &bcs,
+                        &b16, &sm, &sms, &strict))
     return nullptr;
   return text([&] {
     if (m < 0 || n < 0 || k < 0 || batch < 0 || sms < 1)
@@ -180,15 +171,16 @@ PyObject* py_explain(PyObject*, PyObject* args) {
     // data.
     g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, 0};
     g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, 0};
-    return explain_json(g, {.sm = sm, .sm_count = sms});
+    return explain_json(g, {.sm = sm, .sm_count = sms}, strict != 0);
   });
 }
 
 PyObject* py_simt_configure(PyObject*, PyObject* args) {
   const char *order, *skip;
   unsigned long long seed;
-  if (!PyArg_ParseTuple(args, "sKs", &order, &seed, &skip)) return nullptr;
-  return text([&] { return configure(order, seed, skip); });
+  int row;
+  if (!PyArg_ParseTuple(args, "sKsi", &order, &seed, &skip, &row)) return nullptr;
+  return text([&] { return configure(order, seed, skip, row); });
 }
 
 PyObject* py_simt_probe(PyObject*, PyObject* args) {
@@ -206,10 +198,10 @@ PyMethodDef methods[] = {
     {"register_kernels", py_register_kernels, METH_NOARGS,
      "Registers the kernels of torch.ops.xgemm.*."},
     {"explain", py_explain, METH_VARARGS,
-     "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count) -> "
-     "JSON: select's choice."},
+     "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
+     "strict=False) -> JSON: the choice and all its candidates."},
     {"simt_configure", py_simt_configure, METH_VARARGS,
-     "simt_configure(order, seed, skip_barrier) -> the settings before, as JSON."},
+     "simt_configure(order, seed, skip_barrier, row) -> the settings before, as JSON."},
     {"simt_barriers", py_simt_barriers, METH_NOARGS,
      "Every barrier that the host flavour has run, as JSON."},
     {"simt_probes", py_simt_probes, METH_NOARGS, "Names of the planted faults, as JSON."},

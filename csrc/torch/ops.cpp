@@ -284,13 +284,21 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   const torch::stable::accelerator::DeviceGuard guard(index);
   Context context{.device = cuda_device(index)};
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &context.stream));
+  static const Selector selector(stages(Flavour::cuda));
   const Stage* stage = named(op, x.kernel, Flavour::cuda);
-  if (stage) require(*stage, g, context.device);
-  else stage = select(stages(Flavour::cuda), g, context.device).stage;
+  if (stage) {
+    require(*stage, g, context.device);
+    context.row = simt::forced_row(*stage);
+    if (context.row < 0) context.row = selector.row(*stage, g, context.device);
+  } else {
+    const Pick pick = selector.pick(g, context.device, x.precision == "ieee");
+    stage = pick.stage;
+    context.row = pick.row;
+  }
   if (!stage) bad(op, "no stage of this build runs on compute capability ", context.device.sm);
   std::optional<Tensor>
       workspace;  // from torch's caching allocator; kept until the launches are enqueued
-  if (stage->workspace) context.workspace_bytes = stage->workspace(g, context.device);
+  if (stage->workspace) context.workspace_bytes = stage->workspace(g, context);
   if (context.workspace_bytes) {
     workspace =
         torch::stable::new_empty(x.a, {static_cast<int64_t>((context.workspace_bytes + 3) / 4)});

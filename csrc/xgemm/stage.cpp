@@ -12,15 +12,9 @@ std::vector<Stage>& table(Flavour flavour) {
   return flavour == Flavour::host ? host : cuda;
 }
 
-std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
-  if (device.sm && device.sm < s.min_sm)
-    return "needs compute capability " + std::to_string(s.min_sm) + " or above, this device has " +
-           std::to_string(device.sm);
-  if (device.sm && s.max_sm && device.sm > s.max_sm)
-    return "is code for compute capability " + std::to_string(s.max_sm) +
-           " at most, this device has " + std::to_string(device.sm);
-  const char* why = s.refuse ? s.refuse(g) : nullptr;
-  return why ? why : "";
+bool too_old(const Stage& s, const Device& device) { return device.sm && device.sm < s.min_sm; }
+bool too_new(const Stage& s, const Device& device) {
+  return device.sm && s.max_sm && device.sm > s.max_sm;
 }
 
 }  // namespace
@@ -31,6 +25,21 @@ const Stage* find_stage(Flavour flavour, const std::string& name) {
   for (const Stage& s : table(flavour))
     if (s.name == name) return &s;
   return nullptr;
+}
+
+std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
+  if (too_old(s, device))
+    return "needs compute capability " + std::to_string(s.min_sm) + " or above, this device has " +
+           std::to_string(device.sm);
+  if (too_new(s, device))
+    return "is code for compute capability " + std::to_string(s.max_sm) +
+           " at most, this device has " + std::to_string(device.sm);
+  const char* why = s.refuse ? s.refuse(g) : nullptr;
+  return why ? why : "";
+}
+
+bool takes(const Stage& s, const Gemm& g, const Device& device) {
+  return !too_old(s, device) && !too_new(s, device) && !(s.refuse && s.refuse(g));
 }
 
 void require(const Stage& stage, const Gemm& g, const Device& device) {

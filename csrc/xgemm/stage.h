@@ -19,10 +19,11 @@ struct Device {
   int sm_count = 1;
 };
 
-// What a launch is given besides the problem. The workspace has the size that Stage::workspace
-// asked for.
+// What a launch is given besides the problem: which tile of the stage's table to run (select.h),
+// and a workspace of the size that Stage::workspace asked for.
 struct Context {
   Device device;
+  int row = 0;                 // of Stage::tiles
   void* stream = nullptr;      // cudaStream_t
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
@@ -40,8 +41,9 @@ struct Stage {
 
   // Why this problem cannot be taken (an alignment, a stride), or null. Optional.
   const char* (*refuse)(const Gemm&) = nullptr;
-  // Bytes of workspace, asked for before the launch. Optional.
-  size_t (*workspace)(const Gemm&, const Device&) = nullptr;
+  // Bytes of workspace, asked for before the launch: of the context, device and row are known.
+  // Optional.
+  size_t (*workspace)(const Gemm&, const Context&) = nullptr;
   // Enqueues the stage's launches, however many, on the context's stream. Called with m, n, k and
   // batch all > 0.
   void (*run)(const Gemm&, const Context&) = nullptr;
@@ -51,7 +53,11 @@ struct Stage {
 const std::vector<Stage>& stages(Flavour flavour);
 const Stage* find_stage(Flavour flavour, const std::string& name);
 
-// Throws std::invalid_argument when the stage cannot run this problem there; says why.
+// Why the stage cannot run this problem there, or an empty string ...
+std::string refusal(const Stage& stage, const Gemm& g, const Device& device);
+// ... only whether it can, without words or allocations ...
+bool takes(const Stage& stage, const Gemm& g, const Device& device);
+// ... or that as std::invalid_argument.
 void require(const Stage& stage, const Gemm& g, const Device& device);
 
 // A stage file ends with one static object of this type.

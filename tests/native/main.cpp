@@ -112,21 +112,24 @@ void test_stages() {
   const auto orders = kTsan ? std::vector<Order>{Order::random}
                             : std::vector<Order>{Order::forward, Order::reverse, Order::random};
   for (const Stage& stage : stages(Flavour::host))
-    for (const Size& s : sizes)
-      for (int layout = 0; layout < 4; ++layout)
-        for (int64_t gap : {0, 3}) {
-          const bool plain = layout % 2;
-          Problem p = problem(s.m, s.n, s.k, {layout / 2 != 0, layout % 2 != 0, gap},
-                              plain ? 1.f : 1.5f, plain ? 0.f : .5f, s.m < 64 ? 2 : 1);
-          const auto want = result(p, [](const Gemm& g) { chain(g, 0, g.batch * g.m); });
-          for (auto order : orders) {
-            simt::configure({.order = order, .seed = 7, .skip_barrier = ""});
-            const auto got = result(p, [&](const Gemm& g) { simt::run_watched(stage, g); });
-            expect(same_bits(want, got), stage.name + " " + std::to_string(s.m) + "x" +
-                                             std::to_string(s.n) + "x" + std::to_string(s.k) +
-                                             " layout " + std::to_string(layout));
+    for (int row = 0; row < static_cast<int>(stage.tiles.size()); ++row)
+      for (const Size& s : sizes)
+        for (int layout = 0; layout < 4; ++layout)
+          for (int64_t gap : {0, 3}) {
+            const bool plain = layout % 2;
+            Problem p = problem(s.m, s.n, s.k, {layout / 2 != 0, layout % 2 != 0, gap},
+                                plain ? 1.f : 1.5f, plain ? 0.f : .5f, s.m < 64 ? 2 : 1);
+            const auto want = result(p, [](const Gemm& g) { chain(g, 0, g.batch * g.m); });
+            for (auto order : orders) {
+              simt::configure({.order = order, .seed = 7, .row = row});
+              const auto got = result(p, [&](const Gemm& g) { simt::run_watched(stage, g); });
+              expect(same_bits(want, got), stage.name + " row " + std::to_string(row) + " " +
+                                               std::to_string(s.m) + "x" + std::to_string(s.n) +
+                                               "x" + std::to_string(s.k) + " layout " +
+                                               std::to_string(layout));
+            }
           }
-        }
+  simt::configure({});
 }
 
 // Every tile exactly once, for every grid up to 40 x 40 tiles and groups from 1 to more than there
@@ -169,11 +172,13 @@ void test_tiles() {
   expect(broken([](Tile& t) { t.min_blocks = 9; }), "2048 threads an SM");
   expect(broken([](Tile& t) { t.WM = 48; }), "whole warp tiles");
   for (const Stage& s : stages(Flavour::host))
-    expect(!s.tiles.empty() && s.tiles[0].legal(), s.name + " has a legal tile");
+    for (const Tile& t : s.tiles) expect(t.legal(), s.name + " has legal tiles");
 }
 
-// select is total and pure: for every problem a legal stage, the one of least estimated time, the
-// same every time.
+bool same(const Pick& x, const Pick& y) { return x.stage == y.stage && x.row == y.row; }
+
+// The choice is total and pure: for every problem a row of a legal stage, the one of least
+// estimated time, the same every time.
 void test_select() {
   for (int64_t m : {1, 7, 64, 513, 4096, 100000})
     for (int64_t n : {1, 31, 128, 2048, 50257})
@@ -181,17 +186,80 @@ void test_select() {
         for (int sms : {1, 108, 132}) {
           Gemm g;
           g.m = m, g.n = n, g.k = k;
-          const Choice x = select(stages(Flavour::host), g, {.sm = 90, .sm_count = sms});
-          const Choice y = select(stages(Flavour::host), g, {.sm = 90, .sm_count = sms});
-          bool least = x.stage && x.stage == y.stage && !x.why.empty();
+          const Selector selector(stages(Flavour::host));
+          const Device device{.sm = 90, .sm_count = sms};
+          const Choice x = selector.weigh(g, device, true);
+          const Pick y = selector.pick(g, device, true);
+          bool least = y.stage && same(x.pick, y) && !x.why.empty();
           double chosen = 0;
           for (const Candidate& c : x.candidates)
-            if (c.stage == x.stage) chosen = c.microseconds;
+            if (same({c.stage, c.row}, y)) chosen = c.microseconds;
           for (const Candidate& c : x.candidates)
             least = least && (!c.why_not.empty() || chosen <= c.microseconds);
           expect(least,
                  "select " + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k));
         }
+}
+
+// A stage of several rows: each can be run, the choice is among them, and auto's choice is the same
+// row.
+struct Rows {
+  static constexpr Tile kTiles[] = {
+      {.BM = 64, .BN = 64, .BK = 1, .TM = 8, .TN = 8, .buffers = 0, .min_blocks = 8, .rate = 45.f},
+      {.BM = 16, .BN = 16, .BK = 1, .TM = 2, .TN = 2, .buffers = 0, .min_blocks = 8, .rate = 20.f},
+  };
+  static inline int ran = -1;
+  template <int kRow>
+  static __global__ void tile(const Gemm g) {
+    constexpr Tile t = kTiles[kRow];
+    const Origin o = raster<t>(blockIdx.x, g);
+    for (int e = static_cast<int>(threadIdx.x); e < t.BM * t.BN; e += t.threads()) {
+      const int64_t i = o.i + e / t.BN, j = o.j + e % t.BN;
+      if (i >= g.m || j >= g.n) continue;
+      float acc = 0.f;
+      for (int64_t k = 0; k < g.k; ++k) acc = fmaf(g.a(i, k), g.b(k, j), acc);
+      g.store(i, j, acc);
+    }
+  }
+  static void run(const Gemm& g, const Context& context) {
+    ran = context.row;
+    const Tile& t = kTiles[context.row];
+    launch_tiles(context.row ? tile<1> : tile<0>, g, t, dim3(t.threads()), context);
+  }
+  static Stage stage() {
+    Stage s;
+    s.name = "two_rows";
+    s.tiles.assign(std::begin(kTiles), std::end(kTiles));
+    s.run = run;
+    return s;
+  }
+};
+
+void test_rows() {
+  const std::vector<Stage> all = {Rows::stage()};
+  const Selector selector(all);
+  Gemm g;
+  g.m = g.n = g.k = 4096;
+  const Device device{.sm = 90, .sm_count = 132};
+  expect(selector.row(all[0], g, device) == 0, "the row of the higher rate for a large problem");
+  expect(selector.weigh(g, device, true).candidates.size() == 2, "a candidate a row");
+  g.m = g.n = 128;
+  expect(selector.row(all[0], g, device) == 1, "the row that fills the device for a small one");
+  expect(same(selector.pick(g, device, true), {&all[0], 1}), "auto takes the same row");
+
+  Problem p = problem(70, 67, 9, {false, true, 1}, 1.f, .5f);
+  const auto want = result(p, [](const Gemm& x) { chain(x, 0, x.m); });
+  for (int row : {0, 1}) {
+    simt::configure({.row = row});
+    const auto got = result(p, [&](const Gemm& x) { simt::run_watched(all[0], x); });
+    expect(Rows::ran == row && same_bits(want, got), "row " + std::to_string(row) + " by force");
+  }
+  simt::configure({.row = 2});
+  expect(throws([&] { simt::run_watched(all[0], p.g); }, "two_rows: its tile table has 2 row(s)"),
+         "a row that is not there");
+  simt::configure({});
+  simt::run_watched(all[0], p.g);
+  expect(Rows::ran == selector.row(all[0], p.g, {}), "the host flavour takes the chosen row");
 }
 
 // What later rungs of the ladder need of the registry: a workspace, two launches, an architecture,
@@ -221,6 +289,11 @@ void run_two_launches(const Gemm& g, const Context& context) {
          static_cast<const float*>(sums), kParts);
 }
 
+std::string auto_stage(const std::vector<Stage>& all, const Gemm& g, int sm, int sm_count,
+                       bool strict = false) {
+  return Selector(all).pick(g, {.sm = sm, .sm_count = sm_count}, strict).stage->name;
+}
+
 void test_registry() {
   Stage s;
   s.name = "two_launches";
@@ -229,7 +302,7 @@ void test_registry() {
   s.strict = false;
   s.tiles = {{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .rate = 50.f}};
   s.refuse = [](const Gemm& g) { return g.k % 2 ? "needs an even K" : nullptr; };
-  s.workspace = [](const Gemm& g, const Device&) {
+  s.workspace = [](const Gemm& g, const Context&) {
     return static_cast<size_t>(g.m * g.n) * kParts * sizeof(float);
   };
   s.run = run_two_launches;
@@ -243,15 +316,12 @@ void test_registry() {
   all.push_back(s);
   Gemm g;
   g.m = g.n = 4096, g.k = 4096;
-  expect(select(all, g, {.sm = 90, .sm_count = 132}).stage->name == "two_launches",
-         "the fastest legal stage is chosen");
-  expect(select(all, g, {.sm = 80, .sm_count = 108}).stage->name != "two_launches",
-         "min_sm is respected");
-  expect(select(all, g, {.sm = 100, .sm_count = 148}).stage->name != "two_launches",
-         "max_sm is respected");
+  expect(auto_stage(all, g, 90, 132) == "two_launches", "the fastest legal stage is chosen");
+  expect(auto_stage(all, g, 90, 132, true) != "two_launches", "strict is respected");
+  expect(auto_stage(all, g, 80, 108) != "two_launches", "min_sm is respected");
+  expect(auto_stage(all, g, 100, 148) != "two_launches", "max_sm is respected");
   g.k = 4095;
-  expect(select(all, g, {.sm = 90, .sm_count = 132}).stage->name != "two_launches",
-         "a refusal is respected");
+  expect(auto_stage(all, g, 90, 132) != "two_launches", "a refusal is respected");
   expect(
       throws([&] { require(s, g, {.sm = 90, .sm_count = 132}); }, "two_launches: needs an even K"),
       "a refusal says why");
@@ -287,6 +357,7 @@ int run_all() {
     test_raster();
     test_tiles();
     test_select();
+    test_rows();
   }
   test_registry();
   test_stages();

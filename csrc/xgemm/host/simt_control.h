@@ -16,10 +16,15 @@ struct Settings {
   uint64_t seed = 0;             // of the random order
   std::string
       skip_barrier;  // "05_smem_tiled.cu:31": that barrier does nothing, as if it had been deleted
+  int row = -1;  // of the tile table of a stage called by its name, in both flavours
 };
 
 Settings settings();
 void configure(const Settings&);
+
+// Settings::row for this stage: -1 where the row is to be chosen. Throws std::invalid_argument when
+// the stage has no such row.
+int forced_row(const Stage& stage);
 
 // Every barrier that has run since the library was loaded, as "file.cu:line".
 std::vector<std::string> barriers();

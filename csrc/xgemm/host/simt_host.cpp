@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -15,6 +16,7 @@
 #include "xgemm/host/block.h"
 #include "xgemm/host/fiber.h"
 #include "xgemm/host/simt_control.h"
+#include "xgemm/select.h"
 
 namespace xgemm::simt {
 
@@ -24,6 +26,7 @@ namespace {
 
 std::mutex control;
 Settings current;
+std::atomic<int> row_asked = -1;  // current.row, for every call of a stage
 std::set<std::pair<std::string, int>> sites;
 
 std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
@@ -302,9 +305,11 @@ void copy_wait(int groups_left) {
 void run_watched(const Stage& stage, const Gemm& g) {
   const Device device{};
   require(stage, g, device);
-  std::vector<char> workspace(stage.workspace ? stage.workspace(g, device) : 0);
-  const Context context{
-      .device = device, .workspace = workspace.data(), .workspace_bytes = workspace.size()};
+  Context context{.device = device, .row = forced_row(stage)};
+  if (context.row < 0) context.row = Selector({&stage, 1}).row(stage, g, device);
+  std::vector<char> workspace(stage.workspace ? stage.workspace(g, context) : 0);
+  context.workspace = workspace.data();
+  context.workspace_bytes = workspace.size();
   std::vector<Operand>& watched = machine().block.operands;
   watched = operands(g, context);
   try {
@@ -365,6 +370,16 @@ Settings settings() {
 void configure(const Settings& s) {
   std::lock_guard<std::mutex> lock(control);
   current = s;
+  row_asked = s.row;
+}
+
+int forced_row(const Stage& stage) {
+  const int wanted = row_asked.load(std::memory_order_relaxed);
+  if (wanted >= static_cast<int>(stage.tiles.size()))
+    throw std::invalid_argument(stage.name + ": its tile table has " +
+                                std::to_string(stage.tiles.size()) + " row(s), row " +
+                                std::to_string(wanted) + " is asked for");
+  return wanted;
 }
 
 std::vector<std::string> barriers() {
