@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -30,8 +28,12 @@ class Candidate:
         why: why not; empty when legal.
         blocks: thread blocks in the grid; 0 when not legal.
         waves: blocks over blocks that run at once; 0 when not legal.
-        predicted_us: the model's time in microseconds, good for comparing rows only; None where
-            there is none, as for a row that was never measured.
+        predicted_us: its time in microseconds, or an estimate that is good for comparing rows; None
+            where there is none.
+        basis: what that time rests on: "measured", this problem on this GPU; "estimated", the row's
+            model and the nearest measured problems; "slow", the model alone, for near here the row
+            was expected to be slow and not measured; "rate", the speed that the tile's row states.
+        by_name: whether this row runs when the stage is called by its name.
     """
 
     kernel: str
@@ -42,6 +44,8 @@ class Candidate:
     blocks: int
     waves: float
     predicted_us: float | None
+    basis: str
+    by_name: bool
 
     @property
     def name(self) -> str:
@@ -102,12 +106,12 @@ class Explanation:
             ]
         if self.candidates:
             width = max(len(c.name) for c in self.candidates)
-            lines.append(f"  {'stage and tile'.ljust(width)}  {'time':>10}  {'waves':>8}")
+            lines.append(f"  {'stage and tile'.ljust(width)}  {'time':>10}  {'waves':>8}  basis")
             for c in self.candidates:
                 known = c.legal and c.predicted_us is not None
                 time = f"{c.predicted_us:>8.1f}us" if known else f"{'-':>10}"
                 waves = f"{c.waves:>8.2f}" if c.legal else f"{'-':>8}"
-                lines.append(f"  {c.name.ljust(width)}  {time}  {waves}  {c.why}".rstrip())
+                lines.append(f"  {c.name.ljust(width)}  {time}  {waves}  {c.why or c.basis}")
         return "\n".join(lines)
 
 
@@ -249,7 +253,7 @@ def _on_cuda(
     )
     runs = None
     if kernel not in ("auto", found["kernel"]):
-        runs = best_row(c for c in candidates if c.kernel == kernel)
+        runs = next(c for c in candidates if c.kernel == kernel and c.by_name)
         why = f"asked for; auto would take {found['kernel']}"
         if not runs.legal:
             why = f"asked for, but it cannot take this: {runs.why}"
@@ -265,11 +269,3 @@ def _on_cuda(
         m, n, k, batch, words, precision, runs.kernel, why, runs.row, runs.tile, runs.blocks,
         runs.tile.min_blocks, runs.waves, candidates,
     )  # fmt: skip
-
-
-def best_row(rows: Iterable[Candidate]) -> Candidate:
-    """The row of one stage that runs when it is called by its name: ties go to the last."""
-    return min(
-        reversed(list(rows)),
-        key=lambda c: math.inf if c.predicted_us is None else c.predicted_us,
-    )

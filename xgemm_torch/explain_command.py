@@ -76,8 +76,7 @@ def run(options: argparse.Namespace) -> int:
         title_justify="left",
     )
     rows = answer["candidates"]
-    reasons = any(row["why"] for row in rows)
-    headings = ["", "kernel", "legal", "tile", "waves", "predicted", *["why"] * reasons]
+    headings = ["", "kernel", "legal", "tile", "waves", "predicted", "basis"]
     for heading in headings:
         table.add_column(heading, justify="right" if heading in ("waves", "predicted") else "left")
     at = (answer["kernel"], answer["row"])
@@ -89,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
             "→" if chosen else "", row["kernel"], "yes" if legal else "no", _tile(row["tile"]),
             f"{row['waves']:.2f}" if legal else "-",
             f"{row['predicted_us']:.1f} us" if legal and row["predicted_us"] else "-",
-            *[row["why"]] * reasons, style="bold" if chosen else "" if legal else "dim",
+            row["why"] or row["basis"], style="bold" if chosen else "" if legal else "dim",
         )  # fmt: skip
     out = console()
     out.print(table)

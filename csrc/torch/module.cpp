@@ -78,18 +78,28 @@ std::string build_json() {
          ",\"compiler\":" + quoted(XGEMM_BUILD_COMPILER) + ",\"torch_target\":\"2.10\"}";
 }
 
+const char* name(Basis b) {
+  return b == Basis::measured    ? "measured"
+         : b == Basis::estimated ? "estimated"
+         : b == Basis::slow      ? "slow"
+                                 : "rate";
+}
+
 std::string json(const Candidate& c) {
   const bool legal = c.why_not.empty();
   std::ostringstream s;
   s << "{\"kernel\":" << quoted(c.stage->name) << ",\"row\":" << c.row
     << ",\"legal\":" << (legal ? "true" : "false") << ",\"why\":" << quoted(c.why_not)
     << ",\"tile\":" << json(c.tile()) << ",\"blocks\":" << c.blocks
-    << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds) << "}";
+    << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds)
+    << ",\"basis\":" << quoted(name(c.basis)) << ",\"by_name\":" << (c.by_name ? "true" : "false")
+    << "}";
   return s.str();
 }
 
 std::string explain_json(const Gemm& g, const Device& device, bool strict) {
-  const Choice choice = Selector(stages(Flavour::host)).weigh(g, device, strict);
+  static const Selector selector(stages(Flavour::host));
+  const Choice choice = selector.weigh(g, device, strict);
   std::vector<std::string> rows;
   for (const Candidate& c : choice.candidates) rows.push_back(json(c));
   const bool any = choice.pick.stage;

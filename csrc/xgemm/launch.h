@@ -29,13 +29,6 @@ inline void launch_tiles(void (*kernel)(Gemm), const Gemm& g, const Tile& t, dim
   }
 }
 
-// Whether neighbouring lanes should walk an operand along k. `rows` is A as it is or B transposed:
-// its rows run along k.
-inline bool along_k(const View<const float>& rows, int64_t length, int64_t k) {
-  if (rows.cs == rows.rs) return k >= length;
-  return k > 1 && (length <= 1 || rows.cs < rows.rs);
-}
-
 // launch_tiles for kernels<a, b>: whether A, and B transposed, are walked along k. `kernels` is
 // called with two std::bool_constants and gives the kernel.
 template <class Kernels>

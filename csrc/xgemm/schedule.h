@@ -1,4 +1,5 @@
-// Which tile of D a block computes: the rasterization. Pure; tests/native walks it exhaustively.
+// Which tile of D a block computes (the rasterization), and which way it walks its operands. Pure;
+// tests/native walks it exhaustively.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,13 @@ XGEMM_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 XGEMM_HD int64_t tile_count(const Gemm& g, int BM, int BN) {
   return ceil_div(g.m, BM) * ceil_div(g.n, BN);
+}
+
+// Whether neighbouring lanes should walk an operand along k. `rows` is A as it is or B transposed:
+// its rows run along k.
+inline bool along_k(const View<const float>& rows, int64_t length, int64_t k) {
+  if (rows.cs == rows.rs) return k >= length;
+  return k > 1 && (length <= 1 || rows.cs < rows.rs);
 }
 
 // Groups of `group` tile rows, walked column by column: while a group lasts, its slices of A stay
