@@ -241,6 +241,11 @@ def test_explain_as_json(capsys):
     chosen = next(row for row in answer["candidates"] if row["kernel"] == answer["kernel"])
     assert chosen["legal"]
     assert answer == explain_command.choose(512, 512, 512, sm=90, sm_count=132)
+    assert main([*arguments, "--precision", "ieee"]) == 0
+    strict = json.loads(capsys.readouterr().out)
+    keeps = {stage.name: stage.strict for stage in xgemm_torch.stages()}
+    assert keeps[strict["kernel"]]
+    assert all(not row["legal"] for row in strict["candidates"] if not keeps[row["kernel"]])
 
 
 def test_explain_agrees_with_the_function():

@@ -17,6 +17,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trans-a", action="store_true", help="A is stored (K, M)")
     parser.add_argument("--trans-b", action="store_true", help="B is stored (N, K)")
     parser.add_argument("--unaligned", action="store_true", help="operands not on 16 bytes")
+    parser.add_argument(
+        "--precision", choices=("fp32", "ieee"), default="fp32", help="promise (default: fp32)"
+    )
     parser.add_argument("--sm", type=int, help="compute capability, as in 90 (default: this GPU)")
     parser.add_argument("--sm-count", type=int, help="multiprocessors (default: this GPU's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -39,15 +42,16 @@ def target(sm: int | None, sm_count: int | None) -> tuple[int, int]:
 
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, trans_a: bool = False, trans_b: bool = False,
-    aligned: bool = True, sm: int, sm_count: int,
+    aligned: bool = True, precision: str = "fp32", sm: int, sm_count: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Ask the selector about contiguous operands; ValueError for negative sizes."""
     if min(m, n, k, batch) < 0:
         raise ValueError(f"explain: sizes must not be negative, got {m} x {n} x {k}, batch {batch}")
     a_strides = (1, m) if trans_a else (k, 1)
     b_strides = (1, k) if trans_b else (n, 1)
+    strict = precision == "ieee"
     return json.loads(
-        _C.explain(m, n, k, batch, *a_strides, aligned, *b_strides, aligned, sm, sm_count)
+        _C.explain(m, n, k, batch, *a_strides, aligned, *b_strides, aligned, sm, sm_count, strict)
     )
 
 
@@ -60,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     sm, sm_count = target(options.sm, options.sm_count)
     answer = choose(
         options.m, options.n, options.k, batch=options.batch, trans_a=options.trans_a,
-        trans_b=options.trans_b, aligned=not options.unaligned, sm=sm, sm_count=sm_count,
+        trans_b=options.trans_b, aligned=not options.unaligned, precision=options.precision,
+        sm=sm, sm_count=sm_count,
     )  # fmt: skip
     if options.json:
         print(json.dumps(answer, indent=2))
@@ -71,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
 
     layout = ("T" if options.trans_a else "N") + ("T" if options.trans_b else "N")
     table = Table(
-        title=f"{options.m} x {options.n} x {options.k}, {layout}, batch {options.batch}, on "
-        f"sm_{sm} with {sm_count} multiprocessors",
+        title=f"{options.m} x {options.n} x {options.k}, {layout}, batch {options.batch}, "
+        f"{options.precision}, on sm_{sm} with {sm_count} multiprocessors",
         title_justify="left",
     )
     rows = answer["candidates"]

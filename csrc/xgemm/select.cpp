@@ -57,8 +57,9 @@ double plain(const Tile& t, const Gemm& g, const Device& device) {
 }
 
 bool describes(const TableRow& r, const Stage& s, const Tile& t) {
-  return s.name == r.stage && t.BM == r.BM && t.BN == r.BN && t.BK == r.BK && t.TM == r.TM &&
-         t.TN == r.TN && t.buffers == r.buffers;
+  return s.name == r.stage && t.BM == r.BM && t.BN == r.BN && t.BK == r.BK && t.WM == r.WM &&
+         t.WN == r.WN && t.TM == r.TM && t.TN == r.TN && t.buffers == r.buffers &&
+         t.min_blocks == r.min_blocks;
 }
 
 const char* words(int layout) {

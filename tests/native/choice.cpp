@@ -113,9 +113,12 @@ Table invented_table(const std::vector<Stage>& all, const std::vector<Gemm>& pro
                             t.BM,
                             t.BN,
                             t.BK,
+                            t.WM,
+                            t.WN,
                             t.TM,
                             t.TN,
                             t.buffers,
+                            t.min_blocks,
                             2.f,
                             8.f * static_cast<float>(t.BK),
                             .35f,
@@ -164,6 +167,11 @@ void is_total(const std::vector<Stage>& all, const Table& table) {
           }
 }
 
+bool same_tile(const TableRow& r, const Tile& t) {
+  return r.BM == t.BM && r.BN == t.BN && r.BK == t.BK && r.WM == t.WM && r.WN == t.WN &&
+         r.TM == t.TM && r.TN == t.TN && r.buffers == t.buffers && r.min_blocks == t.min_blocks;
+}
+
 // What was measured is what is said, and the least of it is taken.
 void keeps_to(const std::vector<Stage>& all, const Table& table,
               const std::vector<Gemm>& problems) {
@@ -176,10 +184,7 @@ void keeps_to(const std::vector<Stage>& all, const Table& table,
     for (const Candidate& c : x.candidates) {
       float us = 0;   // of this candidate, where the table has it
       for (size_t r = 0; r < table.rows.size(); ++r)
-        if (c.stage->name == table.rows[r].stage && c.tile().BM == table.rows[r].BM &&
-            c.tile().BN == table.rows[r].BN && c.tile().BK == table.rows[r].BK &&
-            c.tile().TM == table.rows[r].TM && c.tile().TN == table.rows[r].TN &&
-            c.tile().buffers == table.rows[r].buffers)
+        if (c.stage->name == table.rows[r].stage && same_tile(table.rows[r], c.tile()))
           us = p.us[r];
       if (!c.why_not.empty() || us <= 0) continue;
       expect(c.basis == Basis::measured && std::fabs(c.microseconds / us - 1) < 1e-3,

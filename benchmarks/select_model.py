@@ -1,0 +1,244 @@
+"""The model behind ``auto``: csrc/xgemm/select.cpp in Python, and the fit of its numbers.
+
+A row (one tile of one stage) takes, by its model, the time of the busiest multiprocessor: whole
+rounds of resident blocks and a rest. A correction, from the nearest measured problems, makes an
+estimate of it. ``select_table.py`` measures and writes; select.cpp says why things are as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import shapes
+
+from xgemm_torch import registry
+
+# Also in select.cpp.
+NEAREST = 4
+OTHER_WIDTH = 2.0
+SAME = 1e-4
+# A row that is expected to take so many times the least is not measured.
+SKIPPED = 1.5
+# By number: +2 where A, +1 where B transposed, is contiguous along k.
+LAYOUTS = ("TN", "TT", "NN", "NT")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tile of one stage."""
+
+    stage: str
+    row: int
+    tile: registry.Tile
+
+    @property
+    def key(self) -> str:
+        """Name in a record: what the row is, so that its place in the tile table does not count."""
+        t = self.tile
+        return (
+            f"{self.stage} {t.BM}x{t.BN}x{t.BK} {t.WM}x{t.WN} {t.TM}x{t.TN} "
+            f"{t.buffers} buffers, {t.min_blocks} a multiprocessor"
+        )
+
+
+def strict_rows(stages: Iterable[registry.Stage]) -> list[Row]:
+    """Every row of every stage that keeps the chain's bits."""
+    return [Row(s.name, i, t) for s in stages if s.strict for i, t in enumerate(s.tiles)]
+
+
+def along_k(rs: int, cs: int, length: int, k: int) -> bool:
+    """Whether an operand of strides (rs, cs), its rows along k, is contiguous along k."""
+    if rs == cs:
+        return k >= length
+    return k > 1 and (length <= 1 or cs < rs)
+
+
+def place(p: shapes.Problem) -> tuple[int, int]:
+    """Layout and width of a problem whose operands are contiguous and aligned, as numbers."""
+    a = (1, p.m) if p.layout[0] == "T" else (p.k, 1)
+    b = (p.k, 1) if p.layout[1] == "T" else (1, p.n)
+    along = [along_k(*a, p.m, p.k), along_k(*b, p.n, p.k)]
+    wide = []
+    for (rs, cs), by_k in zip((a, b), along, strict=True):
+        step, other = (cs, rs) if by_k else (rs, cs)
+        wide.append(step == 1 and other % 4 == 0)
+    return 2 * along[0] + along[1], 2 * wide[0] + wide[1]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A row's model.
+
+    Attributes:
+        fixed: of any launch, in microseconds.
+        prologue: of a block, in elements of k.
+        alone: a multiprocessor with a part x of its blocks runs at x^alone of its rate.
+        per_sm: GFLOP/s of a full multiprocessor, by layout; 0 where none was measured.
+    """
+
+    fixed: float
+    prologue: float
+    alone: float
+    per_sm: tuple[float, float, float, float]
+
+    def microseconds(self, t: registry.Tile, p: shapes.Problem, sm_count: int) -> float:
+        """The model's time."""
+        rate = self.per_sm[place(p)[0]]
+        work = _work(t, p, sm_count, self.prologue, self.alone)
+        return self.fixed + work / rate if rate > 0 else math.inf
+
+
+def _work(
+    t: registry.Tile, p: shapes.Problem, sm_count: int, prologue: float, alone: float
+) -> float:
+    """What a multiprocessor has to do, in 1000 flop at its full rate."""
+    on_one_sm = math.ceil(math.ceil(p.m / t.BM) * math.ceil(p.n / t.BN) / sm_count)
+    rounds, left = divmod(on_one_sm, t.min_blocks)
+    rest = (left / t.min_blocks) ** (1 - alone) if left else 0.0
+    return t.min_blocks * 2 * t.BM * t.BN * (p.k + prologue) * (rounds + rest) / 1e3
+
+
+def _rates(
+    t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_count: int, fixed: float,
+    prologue: float, alone: float,
+) -> tuple[float, ...]:  # fmt: skip
+    by_layout: list[list[float]] = [[] for _ in LAYOUTS]
+    for p, us in times:
+        work = _work(t, p, sm_count, prologue, alone)
+        # Where `fixed` leaves nothing, the time itself says the least about the rate.
+        by_layout[place(p)[0]].append(work / max(us - fixed, 0.05 * us))
+    return tuple(median(rates) if rates else 0.0 for rates in by_layout)
+
+
+def fit(t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_count: int) -> Fit:
+    """The model that is nearest to measured times, by the mean of |log(measured / model)|."""
+
+    def error(fixed: float, prologue: float, alone: float) -> tuple[float, Fit]:
+        rates = _rates(t, times, sm_count, fixed, prologue, alone)
+        model = Fit(fixed, prologue, alone, rates)  # type: ignore[arg-type]
+        return sum(abs(math.log(us / model.microseconds(t, p, sm_count))) for p, us in times), model
+
+    floor = min(us for _, us in times)
+    best = error(0.0, 0.0, 0.4)
+    at, step = (0.3 * floor, 4.0 * t.BK, 0.4), (0.3 * floor, 4.0 * t.BK, 0.2)
+    best = min(best, error(*at), key=lambda pair: pair[0])
+    low, high = (0.0, 0.0, 0.0), (0.95 * floor, math.inf, 0.95)
+    while step[0] > 0.01 * floor:
+        moved = False
+        for axis in range(3):
+            for sign in (-1, 1):
+                there = list(at)
+                there[axis] = min(max(at[axis] + sign * step[axis], low[axis]), high[axis])
+                found = error(*there)
+                if found[0] < best[0] - 1e-12:
+                    best, at, moved = found, tuple(there), True
+        if not moved:
+            step = tuple(s / 2 for s in step)
+    return best[1]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured problem: microseconds by row key."""
+
+    problem: shapes.Problem
+    us: Mapping[str, float]
+
+
+class Estimator:
+    """What select.cpp would estimate on the GPU that the points were measured on.
+
+    ``skipped`` is how many times the least a row is taken to need at a point that lacks it.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], points: Sequence[Point], sm_count: int, *,
+        fits: Mapping[str, Fit] | None = None, skipped: float = SKIPPED,
+    ) -> None:  # fmt: skip
+        """Fit the rows' models to the points, unless they are given."""
+        self.rows = [row for row in rows if any(row.key in p.us for p in points)]
+        self.sm_count = sm_count
+        self.fits = dict(fits) if fits is not None else {
+            row.key: fit(
+                row.tile, [(p.problem, p.us[row.key]) for p in points if row.key in p.us], sm_count
+            )
+            for row in self.rows
+        }  # fmt: skip
+        self.points: list[Point] = []
+        self._places: list[tuple[float, float, float, int, int]] = []
+        self._excess: list[dict[str, float]] = []
+        self._skipped = skipped
+        for point in points:
+            self.add(point)
+
+    def model(self, row: Row, p: shapes.Problem) -> float:
+        """A row's time by its model alone, in microseconds."""
+        return self.fits[row.key].microseconds(row.tile, p, self.sm_count)
+
+    def add(self, point: Point) -> None:
+        """Take a measured problem into account; the fits stay as they are."""
+        models = {row.key: self.model(row, point.problem) for row in self.rows}
+        known = {
+            key: us for key, us in point.us.items() if math.isfinite(models.get(key, math.inf))
+        }
+        excess = {key: 0.0 for key in models}
+        if known:
+            best = min(known, key=lambda key: known[key])
+            of_best = math.log2(known[best] / models[best])
+            for key, time in models.items():
+                if key in known:
+                    excess[key] = math.log2(known[key] / time)
+                elif math.isfinite(time):
+                    excess[key] = max(of_best, math.log2(self._skipped * known[best] / time))
+        self.points.append(point)
+        self._places.append(self._place(point.problem))
+        self._excess.append(excess)
+
+    def estimate(self, p: shapes.Problem, *, without: int | None = None) -> dict[str, float]:
+        """Microseconds by row key; point number ``without`` does not count."""
+        near = self._near(p, without)
+        weights = sum(weight for _, weight in near) or 1.0
+        return {
+            row.key: self.model(row, p)
+            * 2 ** (sum(weight * self._excess[i][row.key] for i, weight in near) / weights)
+            for row in self.rows
+        }
+
+    def choice(self, p: shapes.Problem, *, without: int | None = None) -> str:
+        """The row of least time, by its key; ties go to the last."""
+        times = self.estimate(p, without=without)
+        return min(reversed(list(times)), key=lambda key: times[key])
+
+    def _place(self, p: shapes.Problem) -> tuple[float, float, float, int, int]:
+        return (math.log2(p.m), math.log2(p.n), math.log2(max(p.k, 1)), *place(p))
+
+    def _near(self, p: shapes.Problem, without: int | None) -> list[tuple[int, float]]:
+        *here, layout, wide = self._place(p)
+        found = []
+        for i, (*there, its_layout, its_width) in enumerate(self._places):
+            if i == without or its_layout != layout:
+                continue
+            others = (wide ^ its_width).bit_count()
+            distance = sum((x - y) ** 2 for x, y in zip(here, there, strict=True))
+            found.append((distance + others * OTHER_WIDTH**2, i))
+        found.sort()
+        if found and found[0][0] == 0:
+            found = found[:1]
+        return [(i, 1 / (distance + SAME) ** 2) for distance, i in found[:NEAREST]]
+
+
+def losses(estimator: Estimator, *, leave_one_out: bool) -> list[tuple[float, shapes.Problem, str]]:
+    """How much longer the choice takes than the best measured row, per point, and the choice.
+
+    With ``leave_one_out`` each point is estimated from the others: what to expect between points.
+    A choice that was not measured there counts as ``SKIPPED`` times the best.
+    """
+    rows = []
+    for i, point in enumerate(estimator.points):
+        key = estimator.choice(point.problem, without=i if leave_one_out else None)
+        best = min(point.us.values())
+        rows.append((point.us.get(key, SKIPPED * best) / best - 1, point.problem, key))
+    return rows
