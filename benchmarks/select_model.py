@@ -7,6 +7,7 @@ estimate of it. ``select_table.py`` measures and writes; select.cpp says why thi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,67 +77,74 @@ class Fit:
         fixed: of any launch, in microseconds.
         prologue: of a block, in elements of k.
         alone: a multiprocessor with a part x of its blocks runs at x^alone of its rate.
+        even: how evenly multiprocessors share the work: 0, whole blocks; 1, to the last flop.
         per_sm: GFLOP/s of a full multiprocessor, by layout; 0 where none was measured.
     """
 
     fixed: float
     prologue: float
     alone: float
+    even: float
     per_sm: tuple[float, float, float, float]
 
     def microseconds(self, t: registry.Tile, p: shapes.Problem, sm_count: int) -> float:
         """The model's time."""
         rate = self.per_sm[place(p)[0]]
-        work = _work(t, p, sm_count, self.prologue, self.alone)
+        work = _work(t, p, sm_count, self.prologue, self.alone, self.even)
         return self.fixed + work / rate if rate > 0 else math.inf
 
 
 def _work(
-    t: registry.Tile, p: shapes.Problem, sm_count: int, prologue: float, alone: float
+    t: registry.Tile, p: shapes.Problem, sm_count: int, prologue: float, alone: float, even: float
 ) -> float:
     """What a multiprocessor has to do, in 1000 flop at its full rate."""
-    on_one_sm = math.ceil(math.ceil(p.m / t.BM) * math.ceil(p.n / t.BN) / sm_count)
-    rounds, left = divmod(on_one_sm, t.min_blocks)
-    rest = (left / t.min_blocks) ** (1 - alone) if left else 0.0
-    return t.min_blocks * 2 * t.BM * t.BN * (p.k + prologue) * (rounds + rest) / 1e3
+    blocks = math.ceil(p.m / t.BM) * math.ceil(p.n / t.BN)
+    rounds, left = divmod(math.ceil(blocks / sm_count), t.min_blocks)
+    by_blocks = rounds + ((left / t.min_blocks) ** (1 - alone) if left else 0.0)
+    shared = blocks / (sm_count * t.min_blocks)
+    block = 2 * t.BM * t.BN * (p.k + prologue)
+    return t.min_blocks * block * (by_blocks + even * (shared - by_blocks)) / 1e3
 
 
 def _rates(
-    t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_count: int, fixed: float,
-    prologue: float, alone: float,
+    t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_count: int,
+    fixed: float, prologue: float, alone: float, even: float,
 ) -> tuple[float, ...]:  # fmt: skip
     by_layout: list[list[float]] = [[] for _ in LAYOUTS]
     for p, us in times:
-        work = _work(t, p, sm_count, prologue, alone)
+        work = _work(t, p, sm_count, prologue, alone, even)
         # Where `fixed` leaves nothing, the time itself says the least about the rate.
         by_layout[place(p)[0]].append(work / max(us - fixed, 0.05 * us))
     return tuple(median(rates) if rates else 0.0 for rates in by_layout)
 
 
 def fit(t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_count: int) -> Fit:
-    """The model that is nearest to measured times, by the mean of |log(measured / model)|."""
+    """The model that is nearest to measured times, by the mean of |log(measured / model)|.
 
-    def error(fixed: float, prologue: float, alone: float) -> tuple[float, Fit]:
-        rates = _rates(t, times, sm_count, fixed, prologue, alone)
-        model = Fit(fixed, prologue, alone, rates)  # type: ignore[arg-type]
+    Steps along one number at a time, each half as long when none helps any more; the rates follow
+    from the other numbers.
+    """
+
+    def error(at: Sequence[float]) -> tuple[float, Fit]:
+        model = Fit(*at, _rates(t, times, sm_count, *at))
         return sum(abs(math.log(us / model.microseconds(t, p, sm_count))) for p, us in times), model
 
     floor = min(us for _, us in times)
-    best = error(0.0, 0.0, 0.4)
-    at, step = (0.3 * floor, 4.0 * t.BK, 0.4), (0.3 * floor, 4.0 * t.BK, 0.2)
-    best = min(best, error(*at), key=lambda pair: pair[0])
-    low, high = (0.0, 0.0, 0.0), (0.95 * floor, math.inf, 0.95)
-    while step[0] > 0.01 * floor:
-        moved = False
-        for axis in range(3):
-            for sign in (-1, 1):
+    low, high = (0.0, 0.0, 0.0, 0.0), (0.95 * floor, math.inf, 0.95, 1.0)
+    at: tuple[float, ...] = (0.3 * floor, 4.0 * t.BK, 0.4, 0.1)
+    step = (0.3 * floor, 4.0 * t.BK, 0.2, 0.2)
+    best = error(at)
+    for _ in range(7):
+        moved = True
+        while moved:
+            moved = False
+            for axis, sign in itertools.product(range(len(at)), (-1, 1)):
                 there = list(at)
                 there[axis] = min(max(at[axis] + sign * step[axis], low[axis]), high[axis])
-                found = error(*there)
-                if found[0] < best[0] - 1e-12:
+                found = error(there)
+                if found[0] < best[0] - 1e-9:
                     best, at, moved = found, tuple(there), True
-        if not moved:
-            step = tuple(s / 2 for s in step)
+        step = tuple(s / 2 for s in step)
     return best[1]
 
 

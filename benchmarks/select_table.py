@@ -40,6 +40,7 @@ CUBLAS = "torch.mm"
 # do in some milliseconds.
 ANCHORS = (
     "square 1024 NN", "square 1024 NT", "square 1024 TN", "square 1024 TT", "square 256 NN",
+    "square 2048 NN", "square 2048 TT", "square 3072 NT",
     "linear 768-3072 rows 64 forward", "linear 4096-4096 rows 8 forward",
     "linear 4096-4096 rows 8 grad_x", "linear 4096-4096 rows 8 grad_w",
     "linear 768-768 rows 2048 forward", "linear 768-768 rows 2048 grad_x",
@@ -138,6 +139,7 @@ def measure(
     anchors = [p for p in problems if p.label in ANCHORS]
     others = [p for p in problems if p.label not in ANCHORS]
     so_far: Estimator | None = None
+    fitted_to = 0
     for p in tqdm([*anchors, *others], unit="problem", disable=None):
         if p.label in record["problems"]:
             continue
@@ -145,8 +147,11 @@ def measure(
             return False
         chosen = list(rows)
         if p.label not in ANCHORS:
-            if so_far is None:
-                so_far = Estimator(rows, points_of(record), sm_count, skipped=SKIPPED_SO_FAR)
+            points = points_of(record)
+            # Models are fitted again whenever twice as much is known.
+            if so_far is None or len(points) >= 2 * fitted_to:
+                so_far = Estimator(rows, points, sm_count, skipped=SKIPPED_SO_FAR)
+                fitted_to = len(points)
             chosen = candidates(p, rows, so_far)
         times = dict(timer(p, chosen))
         reference = times.pop(CUBLAS)
@@ -222,8 +227,8 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], estimator: Estimator) 
         f"    .sm = {sm},",
         f"    .sm_count = {facts['multiprocessors']},",
         f"    .skipped = {number(select_model.SKIPPED)},",
-        "    // stage; BM, BN, BK, WM, WN, TM, TN, buffers, min_blocks; fixed, prologue, alone;",
-        "    // GFLOP/s of an SM: TN, TT, NN, NT",
+        "    // stage; BM, BN, BK, WM, WN, TM, TN, buffers, min_blocks;",
+        "    // fixed, prologue, alone, even; GFLOP/s of an SM: TN, TT, NN, NT",
         "    .rows = {",
     ]
     for row in listed:
@@ -231,7 +236,7 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], estimator: Estimator) 
         shape = ", ".join(
             str(x) for x in (t.BM, t.BN, t.BK, t.WM, t.WN, t.TM, t.TN, t.buffers, t.min_blocks)
         )
-        model = ", ".join(number(x) for x in (f.fixed, f.prologue, f.alone))
+        model = ", ".join(number(x) for x in (f.fixed, f.prologue, f.alone, f.even))
         rates = ", ".join(number(x) for x in f.per_sm)
         lines.append(f'        {{"{row.stage}", {shape}, {model}, {{{rates}}}}},')
     lines += ["    },", "    // m, n, k, layout, width, microseconds by row", "    .points = {"]

@@ -58,6 +58,8 @@ def test_sizes(size, monkeypatch):
     chosen = next(c for c in found.candidates if (c.kernel, c.row) == (found.kernel, found.row))
     assert chosen.legal
     assert chosen.tile == found.tile
+    assert all(c.basis in ("measured", "estimated", "slow", "rate") for c in found.candidates)
+    assert [c.kernel for c in found.candidates if c.by_name] == problems.STAGES
     times = [c.predicted_us for c in found.candidates if c.legal and c.predicted_us is not None]
     assert chosen.predicted_us == min(times)
     assert found.blocks == -(-size[0] // found.tile.BM) * -(-size[1] // found.tile.BN)

@@ -24,7 +24,8 @@ class Tile:
         min_blocks: blocks that must fit on a multiprocessor (the kernel's launch bound).
         group: rows of tiles that are walked together, to stay in the L2 cache.
         smem: shared memory of a block, in bytes.
-        rate: measured TFLOP/s on a large problem, which the choice rests on; 0 for none.
+        rate: measured TFLOP/s on a large problem, which the choice rests on where a row is not in
+            the table of measured problems; 0 for none.
     """
 
     BM: int

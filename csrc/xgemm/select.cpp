@@ -31,11 +31,12 @@ constexpr float kSame = 1e-4f;
 int64_t blocks_of(const Tile& t, const Gemm& g) { return tile_count(g, t.BM, t.BN) * g.batch; }
 
 // Microseconds of the busiest SM: whole rounds of its resident blocks, then those left over at a
-// lower rate. `per_sm` is in GFLOP/s, `rest(count)` the time of so many blocks as part of a
-// round's. In doubles, which divide quicker than 64-bit integers and count these as exactly.
+// lower rate; `even` takes that towards an equal share for all SMs. `per_sm` is in GFLOP/s,
+// `rest(count)` the time of so many blocks as part of a round's. In doubles, which divide quicker
+// than 64-bit integers and count these as exactly.
 template <class Rest>
-double time_of(const Tile& t, const Gemm& g, int sm_count, double prologue, double per_sm,
-               Rest rest) {
+double time_of(const Tile& t, const Gemm& g, int sm_count, double prologue, double even,
+               double per_sm, Rest rest) {
   if (per_sm <= 0) return INFINITY;
   const auto m = static_cast<double>(g.m), n = static_cast<double>(g.n);
   const double blocks = std::ceil(m / t.BM) * std::ceil(n / t.BN) * static_cast<double>(g.batch);
@@ -43,7 +44,8 @@ double time_of(const Tile& t, const Gemm& g, int sm_count, double prologue, doub
   const double rounds = std::floor(on_one_sm / t.min_blocks);
   const int left = static_cast<int>(on_one_sm - rounds * t.min_blocks);
   const double block = 2.0 * t.BM * t.BN * (static_cast<double>(g.k) + prologue);
-  return t.min_blocks * block / (per_sm * 1e3) * (rounds + rest(left));
+  const double by_blocks = rounds + rest(left), shared = blocks / (sm_count * t.min_blocks);
+  return t.min_blocks * block / (per_sm * 1e3) * (by_blocks + even * (shared - by_blocks));
 }
 
 float rest_of(int left, int resident, float alone) {
@@ -52,7 +54,7 @@ float rest_of(int left, int resident, float alone) {
 
 // By Tile::rate alone.
 double plain(const Tile& t, const Gemm& g, const Device& device) {
-  return time_of(t, g, device.sm_count, 0, t.rate * 1e3 / kRateSms,
+  return time_of(t, g, device.sm_count, 0, 0, t.rate * 1e3 / kRateSms,
                  [&](int left) { return rest_of(left, t.min_blocks, kAlone); });
 }
 
@@ -145,7 +147,7 @@ Selector::Place Selector::place(const Gemm& g) {
 
 double Selector::model(const Row& r, const Gemm& g, const Device& device, int layout) const {
   const TableRow& x = *r.known;
-  return x.fixed + time_of(tile_of(r), g, device.sm_count, x.prologue,
+  return x.fixed + time_of(tile_of(r), g, device.sm_count, x.prologue, x.even,
                            x.per_sm[static_cast<size_t>(layout)],
                            [&](int left) { return r.rest[static_cast<size_t>(left)]; });
 }

@@ -12,14 +12,15 @@ namespace xgemm {
 constexpr int kLayouts = 4;
 constexpr int kTableRows = 64;
 
-// A tile of a stage, named by what it is rather than by its place, and the four numbers of its
-// model (select.cpp) that fit the measurements best.
+// A tile of a stage, named by what it is rather than by its place, and the numbers of its model
+// (select.cpp) that fit the measurements best.
 struct TableRow {
   const char* stage;
   int BM, BN, BK, WM, WN, TM, TN, buffers, min_blocks;
   float fixed;      // microseconds of any launch
   float prologue;   // of a block, in elements of k
   float alone;      // an SM with a part x of its blocks runs at x^alone of its rate
+  float even;       // how evenly the SMs share the work: 0, whole blocks; 1, to the last flop
   std::array<float, kLayouts> per_sm;   // GFLOP/s of a full SM, by layout; 0: not measured
 };
 
@@ -34,7 +35,7 @@ struct Table {
   const char* gpu = "";
   const char* date = "";
   int sm = 0, sm_count = 0;
-  float skipped = 0.f;  // a row that a point lacks was expected to take so many times the least
+  float skipped = 0.f;  // what a point lacks was expected to be slow: so many times the least
   std::vector<TableRow> rows;
   std::vector<TablePoint> points;
 };

@@ -15,7 +15,8 @@ struct Tile {
   int a_rows = 0;  // rows of A's slice as it lies in shared memory: BM (row-major) or BK (K-major)
   int min_blocks = 1;  // blocks that must fit on one SM (the second argument of __launch_bounds__)
   int group = 8;  // tile rows that are rasterized together, so that their slices of A stay in L2
-  float rate = 0.f;  // TFLOP/s measured at 4096^3 NN on an H200; select.h's estimate rests on it
+  float rate =
+      0.f;  // TFLOP/s measured at 4096^3 NN on an H200; auto goes by it where it has no table
 
   constexpr int threads() const { return (BM / TM) * (BN / TN); }
   constexpr int accumulators() const { return TM * TN; }

@@ -122,6 +122,7 @@ Table invented_table(const std::vector<Stage>& all, const std::vector<Gemm>& pro
                             2.f,
                             8.f * static_cast<float>(t.BK),
                             .35f,
+                            .1f,
                             {per_sm, per_sm, per_sm, per_sm}});
     }
   for (const Gemm& g : problems) {
