@@ -30,9 +30,10 @@ class Candidate:
         waves: blocks over blocks that run at once; 0 when not legal.
         predicted_us: its time in microseconds, or an estimate that is good for comparing rows; None
             where there is none.
-        basis: what that time rests on: "measured", this problem on this GPU; "estimated", the row's
-            model and the nearest measured problems; "slow", the model alone, for near here the row
-            was expected to be slow and not measured; "rate", the speed that the tile's row states.
+        basis: what that time rests on: "measured", this problem on such a GPU; "estimated", the
+            row's model, corrected by the nearest measured problems; "slow", as estimated, but not
+            measured near here, for it was expected to be slow; "rate", the speed that the tile's
+            row states.
         by_name: whether this row runs when the stage is called by its name.
     """
 

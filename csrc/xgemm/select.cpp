@@ -217,10 +217,11 @@ Selector::Near Selector::estimate(size_t first, size_t last, const Gemm& g, cons
     all_known = all_known && r.known;
     if (!e.legal || !r.known) continue;
     e.microseconds = model(r, g, device, at.layout) * correction(near, i);
-    if (best == last || e.microseconds < out[best].microseconds) best = i;
+    if (e.microseconds < (best == last ? INFINITY : out[best].microseconds)) best = i;
   }
   if (all_known) return near;
   const double by_rate = best == last ? 0 : plain(tile_of(rows_[best]), g, device);
+  // A new row is set beside the best known one: their rates' ratio, at that one's time.
   const double scale = by_rate > 0 && std::isfinite(by_rate) ? out[best].microseconds / by_rate : 1;
   for (size_t i = first; i < last; ++i)
     if (out[i].legal && !rows_[i].known)

@@ -20,7 +20,7 @@ struct Pick {
 
 // What the time of a candidate rests on.
 enum class Basis {
-  measured,  // this problem on this GPU
+  measured,  // this problem on such a GPU
   estimated,  // the row's model, corrected by the nearest measured problems
   slow,  // as estimated; not measured near here, for it was expected to be slow
   rate,  // Tile::rate: nothing was measured of the row
