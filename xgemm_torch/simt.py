@@ -2,6 +2,7 @@
 
 It runs a stage's threads in an order of its own choosing and reports races, divergent barriers,
 deadlocks, and accesses that are out of bounds or misaligned, as a RuntimeError with file and line.
+It also tells what a kernel does: `trace` lists a block's accesses, `traffic` counts a grid's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from . import _C
 
@@ -57,6 +62,435 @@ def configure(
 def barriers() -> list[str]:
     """The barriers that stages have come to so far in this process, as "file.cu:LINE"."""
     return list(json.loads(_C.simt_barriers()))
+
+
+KINDS = (
+    "global load",
+    "global store",
+    "shared load",
+    "shared store",
+    "copy issue",
+    "copy wait",
+    "barrier",
+)
+"""Kinds of events, in the order of their numbers in `Trace.table`."""
+
+COLUMNS = (
+    "launch",
+    "kind",
+    "thread",
+    "phase",
+    "place",
+    "bytes",
+    "operand",
+    "i",
+    "j",
+    "array",
+    "offset",
+)
+"""Columns of `Trace.table`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the source something is done.
+
+    Attributes:
+        at: the line of the stage, "15_vec4_128x128.cu:57".
+        via: the line of the header that the stage calls there, "copy.h:13", or "".
+    """
+
+    at: str
+    via: str = ""
+
+
+@dataclass(frozen=True)
+class SharedArray:
+    """A block's array in shared memory.
+
+    Attributes:
+        name: as the source calls it.
+        offset: its first byte, counted from the start of the block's shared memory.
+        bytes: its size.
+    """
+
+    name: str
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel launch of a stage: most have one.
+
+    Attributes:
+        grid: blocks along x, y, z.
+        threads: threads of a block along x, y, z.
+        arrays: the block's arrays in shared memory.
+    """
+
+    grid: tuple[int, int, int]
+    threads: tuple[int, int, int]
+    arrays: tuple[SharedArray, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one thread does at one place of its program.
+
+    Attributes:
+        kind: one of `KINDS`. A "copy issue" is a cp.async, with both its ends.
+        thread: its number in the block; a warp is 32 of consecutive numbers.
+        phase: barriers that the block has passed, from 0.
+        place: where in the source.
+        bytes: how many are moved; for a "copy wait", how many have landed by it; 0 for a barrier.
+        operand: the end in global memory: "A", "B" or "D", "W" for the workspace, "" for none. A
+            "copy issue" without an operand fills with zeros.
+        i: row of the operand's element as the product sees it, whatever the layout. Of several
+            elements, which lie next to each other in memory, the first; -1 for none.
+        j: its column.
+        array: the end in shared memory: the array's name, "" for none.
+        offset: byte of that array, -1 for none.
+    """
+
+    kind: str
+    thread: int
+    phase: int
+    place: Place
+    bytes: int
+    operand: str
+    i: int
+    j: int
+    array: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one block does, of every launch of the stage that has such a block.
+
+    Iterating gives an `Event` for each row of the table: thread by thread, each in the order of its
+    program.
+
+    Attributes:
+        stage: its name.
+        m, n, k: sizes of the problem.
+        trans_a, trans_b: whether A, B are stored transposed.
+        block: number of the block in the grid.
+        launches: the launches that have such a block.
+        places: where events happen.
+        table: int64 tensor of shape (events, len(COLUMNS)). "kind", "launch" and "place" are
+            indices into `KINDS`, `launches` and `places`, "operand" is the letter's code point or
+            0, "array" an index into the launch's arrays or -1; the rest as in `Event`.
+    """
+
+    stage: str
+    m: int
+    n: int
+    k: int
+    trans_a: bool
+    trans_b: bool
+    block: int
+    launches: tuple[Launch, ...]
+    places: tuple[Place, ...]
+    table: Tensor = field(repr=False)
+
+    def __len__(self) -> int:
+        """The number of events."""
+        return self.table.shape[0]
+
+    def __iter__(self) -> Iterator[Event]:
+        """Every event."""
+        for row in self.table.tolist():
+            cell = dict(zip(COLUMNS, row, strict=True))
+            arrays = self.launches[cell["launch"]].arrays
+            yield Event(
+                kind=KINDS[cell["kind"]],
+                thread=cell["thread"],
+                phase=cell["phase"],
+                place=self.places[cell["place"]],
+                bytes=cell["bytes"],
+                operand=chr(cell["operand"]) if cell["operand"] else "",
+                i=cell["i"],
+                j=cell["j"],
+                array=arrays[cell["array"]].name if cell["array"] >= 0 else "",
+                offset=cell["offset"],
+            )
+
+    def column(self, name: str) -> Tensor:
+        """One column of the table, an int64 tensor with an element for each event.
+
+        Raises:
+            ValueError: no such column.
+        """
+        if name not in COLUMNS:
+            raise ValueError(f"simt: no column named '{name}'; there are: {', '.join(COLUMNS)}")
+        return self.table[:, COLUMNS.index(name)]
+
+    def where(self, **values: str | int) -> Trace:
+        """The events that have all of these values, as a trace.
+
+        Args:
+            **values: a column's name and a value: for "kind" one of `KINDS`, for "operand" its
+                letter, for "array" its name, for "place" the line of the stage, otherwise a number.
+
+        Raises:
+            ValueError: no such column or kind.
+        """
+        keep = torch.ones(len(self), dtype=torch.bool)
+        for name, value in values.items():
+            column = self.column(name)
+            if name == "kind" and value not in KINDS:
+                raise ValueError(f"simt: no kind named '{value}'; there are: {', '.join(KINDS)}")
+            if name == "kind":
+                keep &= column == KINDS.index(str(value))
+            elif name == "operand":
+                keep &= column == (ord(str(value)) if value else 0)
+            elif name == "place":
+                at = [index for index, place in enumerate(self.places) if place.at == value]
+                keep &= torch.isin(column, torch.tensor(at, dtype=torch.int64))
+            elif name == "array":
+                one = torch.zeros_like(keep)
+                for number, launch in enumerate(self.launches):
+                    for index, array in enumerate(launch.arrays):
+                        if array.name == value:
+                            one |= (column == index) & (self.column("launch") == number)
+                keep &= one
+            else:
+                keep &= column == int(value)
+        return replace(self, table=self.table[keep])
+
+
+def trace(
+    stage: str,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    block: int = 0,
+) -> Trace:
+    """Run a stage on the CPU and list what one block does.
+
+    Operands are dense and begin at multiples of 512 bytes; alpha is 1, beta 0. Threads run in
+    forward order, whatever `configure` says; its row holds.
+
+    Args:
+        stage: its name.
+        m: rows of A and of the product.
+        n: columns of B and of the product.
+        k: columns of A and rows of B. A block's events take memory: about 100 bytes each.
+        trans_a: whether A is stored transposed, as in `xgemm_torch.sgemm`.
+        trans_b: whether B is.
+        block: its number in the grid; blockIdx.x is the fastest.
+
+    Raises:
+        ValueError: no such stage or block, a size below 1, or a problem that the stage refuses.
+    """
+    head, rows = _C.simt_trace(stage, m, n, k, trans_a, trans_b, block)
+    told = json.loads(head)
+    table = torch.frombuffer(bytearray(rows), dtype=torch.int64) if rows else torch.empty(0).long()
+    return Trace(
+        stage=stage,
+        m=m,
+        n=n,
+        k=k,
+        trans_a=trans_a,
+        trans_b=trans_b,
+        block=block,
+        launches=tuple(
+            Launch(
+                tuple(row["grid"]),
+                tuple(row["threads"]),
+                tuple(SharedArray(*array) for array in row["arrays"]),
+            )
+            for row in told["launches"]
+        ),
+        places=tuple(Place(*place) for place in told["places"]),
+        table=table.view(-1, len(COLUMNS)),
+    )
+
+
+@dataclass(frozen=True)
+class SharedCounts:
+    """Accesses of one kind to shared memory.
+
+    Attributes:
+        requests: warp instructions.
+        bytes: asked for by their lanes, broadcasts counted for each lane.
+        wavefronts: passes through the 32 banks that they take.
+        ideal: passes that they would take without a bank conflict.
+        ways: of the worst conflict, 1 for none, 0 where there is no access.
+    """
+
+    requests: int = 0
+    bytes: int = 0
+    wavefronts: int = 0
+    ideal: int = 0
+    ways: int = 0
+
+    @property
+    def conflicts(self) -> int:
+        """Wavefronts beyond the ideal."""
+        return self.wavefronts - self.ideal
+
+    def __add__(self, other: SharedCounts) -> SharedCounts:
+        """Both together."""
+        return SharedCounts(
+            self.requests + other.requests,
+            self.bytes + other.bytes,
+            self.wavefronts + other.wavefronts,
+            self.ideal + other.ideal,
+            max(self.ways, other.ways),
+        )
+
+
+@dataclass(frozen=True)
+class GlobalCounts:
+    """Accesses of one kind to global memory.
+
+    Attributes:
+        requests: warp instructions.
+        bytes: asked for by their lanes, the same word counted for each lane.
+        sectors: of 32 bytes, that the requests touch.
+        ideal: sectors that each request's different words would fill.
+        most: sectors of the worst request.
+    """
+
+    requests: int = 0
+    bytes: int = 0
+    sectors: int = 0
+    ideal: int = 0
+    most: int = 0
+
+    @property
+    def sectors_per_request(self) -> float:
+        """The mean; 0 where there is no request."""
+        return self.sectors / self.requests if self.requests else 0.0
+
+    def __add__(self, other: GlobalCounts) -> GlobalCounts:
+        """Both together."""
+        return GlobalCounts(
+            self.requests + other.requests,
+            self.bytes + other.bytes,
+            self.sectors + other.sectors,
+            self.ideal + other.ideal,
+            max(self.most, other.most),
+        )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Accesses to both memories. A cp.async is a global load and a shared store.
+
+    Attributes:
+        shared_load, shared_store: of shared memory.
+        global_load, global_store: of global memory.
+    """
+
+    shared_load: SharedCounts = SharedCounts()
+    shared_store: SharedCounts = SharedCounts()
+    global_load: GlobalCounts = GlobalCounts()
+    global_store: GlobalCounts = GlobalCounts()
+
+    def __add__(self, other: Counts) -> Counts:
+        """Both together."""
+        return Counts(
+            self.shared_load + other.shared_load,
+            self.shared_store + other.shared_store,
+            self.global_load + other.global_load,
+            self.global_store + other.global_store,
+        )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a stage asks of memory for one product.
+
+    Attributes:
+        stage: its name.
+        m, n, k: sizes of the problem.
+        trans_a, trans_b: whether A, B are stored transposed.
+        total: over all blocks of all launches.
+        lines: the same by line of the stage, "15_vec4_128x128.cu:57".
+        places: the same by line of the stage and of the header that it calls.
+    """
+
+    stage: str
+    m: int
+    n: int
+    k: int
+    trans_a: bool
+    trans_b: bool
+    total: Counts
+    lines: dict[str, Counts]
+    places: dict[Place, Counts]
+
+    @property
+    def fmas(self) -> int:
+        """Multiply-adds of the product, m * n * k; a warp instruction does 32."""
+        return self.m * self.n * self.k
+
+
+def traffic(
+    stage: str, m: int, n: int, k: int, *, trans_a: bool = False, trans_b: bool = False
+) -> Traffic:
+    """Run a stage on the CPU and count what its warps ask of memory, over the whole grid.
+
+    A request is the n-th execution of one instruction by the lanes of a warp between two barriers.
+    Shared memory is modelled as 32 banks of 4 bytes, through which a request passes 128 bytes at a
+    time: 8-byte accesses by half warps and 16-byte ones by quarters, or, for loads of which pairs
+    of lanes want the same address, twice as many lanes. Global memory moves in sectors of 32 bytes;
+    there are no caches in the model.
+
+    The counts are of the source as it is written, on dense operands that begin at multiples of 512
+    bytes, alpha 1 and beta 0. nvcc may do better: it merges neighbouring 4-byte accesses of a
+    thread into one of 16 bytes where it can prove the alignment.
+
+    Args:
+        stage: its name.
+        m: rows of A and of the product.
+        n: columns of B and of the product.
+        k: columns of A and rows of B. Every access is looked at: 256 x 256 x 256 takes seconds.
+        trans_a: whether A is stored transposed.
+        trans_b: whether B is.
+
+    Raises:
+        ValueError: no such stage, a size below 1, or a problem that the stage refuses.
+    """
+    places = _places(_C.simt_traffic(stage, m, n, k, trans_a, trans_b))
+    lines: dict[str, Counts] = {}
+    for place, counts in places.items():
+        lines[place.at] = lines.get(place.at, Counts()) + counts
+    return Traffic(
+        stage=stage,
+        m=m,
+        n=n,
+        k=k,
+        trans_a=trans_a,
+        trans_b=trans_b,
+        total=sum(places.values(), Counts()),
+        lines=lines,
+        places=places,
+    )
+
+
+def _places(rows: str) -> dict[Place, Counts]:
+    """The module's rows by place, in the order of the source."""
+    places: dict[Place, Counts] = {}
+    for row in json.loads(rows):
+        place = Place(*row["place"])
+        make = SharedCounts if row["what"].startswith("shared") else GlobalCounts
+        numbers = make(row["requests"], row["bytes"], row["units"], row["ideal"], row["worst"])
+        counts = Counts(**{row["what"].replace(" ", "_"): numbers})
+        places[place] = places.get(place, Counts()) + counts
+    return dict(sorted(places.items(), key=lambda item: (*_by_line(item[0].at), item[0].via)))
+
+
+def _by_line(place: str) -> tuple[str, int]:
+    file, _, line = place.rpartition(":")
+    return (file, int(line)) if line.isdigit() else (place, 0)
 
 
 def _set(settings: dict[str, Any]) -> dict[str, Any]:

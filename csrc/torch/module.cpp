@@ -108,6 +108,36 @@ std::string explain_json(const Gemm& g, const Device& device, bool strict) {
          ",\"candidates\":" + list(rows) + "}";
 }
 
+std::string json(const simt::Place& place) {
+  return "[" + quoted(place.at) + "," + quoted(place.via) + "]";
+}
+
+std::string json(const simt::Trace::Launch& launch) {
+  const auto triple = [](const unsigned (&x)[3]) {
+    return list({std::to_string(x[0]), std::to_string(x[1]), std::to_string(x[2])});
+  };
+  std::vector<std::string> arrays;
+  for (const simt::SharedArray& a : launch.arrays)
+    arrays.push_back(list({quoted(a.name), std::to_string(a.offset), std::to_string(a.bytes)}));
+  return "{\"grid\":" + triple(launch.grid) + ",\"threads\":" + triple(launch.threads) +
+         ",\"arrays\":" + list(arrays) + "}";
+}
+
+std::string json(const simt::TrafficRow& r) {
+  std::ostringstream s;
+  s << "{\"place\":" << json(r.place) << ",\"what\":" << quoted(r.what)
+    << ",\"requests\":" << r.requests << ",\"bytes\":" << r.bytes << ",\"units\":" << r.units
+    << ",\"ideal\":" << r.ideal << ",\"worst\":" << r.worst << "}";
+  return s.str();
+}
+
+template <class Items>
+std::string json_list(const Items& items) {
+  std::vector<std::string> rows;
+  for (const auto& item : items) rows.push_back(json(item));
+  return list(rows);
+}
+
 const char* name(simt::Order o) {
   return o == simt::Order::forward ? "forward" : o == simt::Order::reverse ? "reverse" : "random";
 }
@@ -129,17 +159,23 @@ std::string configure(const std::string& order, unsigned long long seed, const s
          ",\"row\":" + std::to_string(before.row) + "}";
 }
 
-// A C++ function's text as a Python str, its exceptions as Python's.
+// What a C++ function makes of Python objects, its exceptions as Python's.
 template <class F>
-PyObject* text(F f) {
+PyObject* guarded(F f) {
   try {
-    return PyUnicode_FromString(f().c_str());
+    return f();
   } catch (const std::invalid_argument& e) {
     PyErr_SetString(PyExc_ValueError, e.what());
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
   }
   return nullptr;
+}
+
+// A C++ function's text as a Python str.
+template <class F>
+PyObject* text(F f) {
+  return guarded([&] { return PyUnicode_FromString(f().c_str()); });
 }
 
 PyObject* py_stages(PyObject*, PyObject*) { return text(stages_json); }
@@ -202,6 +238,50 @@ PyObject* py_simt_probe(PyObject*, PyObject* args) {
   });
 }
 
+struct Problem {
+  const char* stage;
+  long long m, n, k;
+  int trans_a, trans_b;
+};
+
+PyObject* py_simt_trace(PyObject*, PyObject* args) {
+  Problem p;
+  long long block;
+  if (!PyArg_ParseTuple(args, "sLLLppL", &p.stage, &p.m, &p.n, &p.k, &p.trans_a, &p.trans_b,
+                        &block))
+    return nullptr;
+  return guarded([&] {
+    const simt::Trace t = simt::trace(p.stage, p.m, p.n, p.k, p.trans_a, p.trans_b, block);
+    const std::string head =
+        "{\"launches\":" + json_list(t.launches) + ",\"places\":" + json_list(t.places) + "}";
+    static_assert(sizeof(simt::TraceRow) == 11 * sizeof(int64_t));
+    PyObject* pair = PyTuple_New(2);
+    if (!pair) return pair;
+    PyTuple_SetItem(pair, 0, PyUnicode_FromString(head.c_str()));
+    PyTuple_SetItem(
+        pair, 1,
+        PyBytes_FromStringAndSize(reinterpret_cast<const char*>(t.rows.data()),
+                                  static_cast<Py_ssize_t>(t.rows.size() * sizeof(simt::TraceRow))));
+    return pair;
+  });
+}
+
+PyObject* py_simt_traffic(PyObject*, PyObject* args) {
+  Problem p;
+  if (!PyArg_ParseTuple(args, "sLLLpp", &p.stage, &p.m, &p.n, &p.k, &p.trans_a, &p.trans_b))
+    return nullptr;
+  return text(
+      [&] { return json_list(simt::traffic(p.stage, p.m, p.n, p.k, p.trans_a, p.trans_b)); });
+}
+
+PyObject* py_simt_probe_traffic(PyObject*, PyObject* args) {
+  simt::Strides s;
+  if (!PyArg_ParseTuple(args, "iiiiiii", &s.width, &s.share, &s.load, &s.store, &s.global, &s.first,
+                        &s.lanes))
+    return nullptr;
+  return text([&] { return json_list(simt::probe_traffic(s)); });
+}
+
 PyMethodDef methods[] = {
     {"stages", py_stages, METH_NOARGS, "The registry, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
@@ -214,9 +294,15 @@ PyMethodDef methods[] = {
      "simt_configure(order, seed, skip_barrier, row) -> the settings before, as JSON."},
     {"simt_barriers", py_simt_barriers, METH_NOARGS,
      "Every barrier that the host flavour has run, as JSON."},
+    {"simt_trace", py_simt_trace, METH_VARARGS,
+     "simt_trace(stage, m, n, k, trans_a, trans_b, block) -> (JSON, rows of 11 int64)."},
+    {"simt_traffic", py_simt_traffic, METH_VARARGS,
+     "simt_traffic(stage, m, n, k, trans_a, trans_b) -> rows, as JSON."},
     {"simt_probes", py_simt_probes, METH_NOARGS, "Names of the planted faults, as JSON."},
     {"simt_probe", py_simt_probe, METH_VARARGS,
      "simt_probe(fault): runs a kernel with a planted fault, which raises."},
+    {"simt_probe_traffic", py_simt_probe_traffic, METH_VARARGS,
+     "simt_probe_traffic(width, share, load, store, global, first, lanes) -> rows, as JSON."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT,

@@ -35,11 +35,11 @@ __device__ __forceinline__ void cp_async_commit() {
 
 // Until at most kGroups of the thread's youngest groups are unfinished.
 template <int kGroups>
-__device__ __forceinline__ void cp_async_wait() {
+__device__ __forceinline__ void cp_async_wait([[maybe_unused]] simt::Site site = simt::here()) {
 #ifdef __CUDACC__
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 #else
-  simt::copy_wait(kGroups);
+  simt::copy_wait(kGroups, site);
 #endif
 }
 

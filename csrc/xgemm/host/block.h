@@ -7,9 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "xgemm/host/simt_control.h"
 #include "xgemm/host/simt_host.h"
 
 namespace xgemm::simt {
+
+struct Recorder;
 
 enum class Wait : uint8_t { nothing, barrier, finished };
 
@@ -43,7 +46,7 @@ constexpr uint16_t kMany = 0xffff;
 
 struct Array {             // one XGEMM_SHARED of the block
   const void* site;
-  Site declared;
+  const char* name;
   size_t offset, bytes;
 };
 
@@ -86,6 +89,7 @@ struct Block {
   size_t stack_bytes = 0;
   const char* arguments = nullptr;  // the launch's
   size_t argument_bytes = 0;
+  Recorder* recording = nullptr;  // who wants this block's events (trace.h); mostly nobody
   bool quiet =
       false;  // the emulator itself is at work on this fiber: its accesses are not the kernel's
 };
@@ -107,8 +111,14 @@ constexpr size_t kArena = 512 * 1024, kZone = 256, kStack = 64 * 1024;
 // Ends the running block with an error; does not return.
 [[noreturn]] void fail(const std::string& what);
 
+// Check an access, and keep what later ones are checked against.
+void expect_aligned(const void* p, size_t bytes, const void* pc);
 void note_shared(const char* p, size_t bytes, bool write, const void* pc);
-std::string place(const void* pc);  // "05_smem_tiled.cu:31", from the line table
+void note_global(const char* p, size_t bytes, bool write, const void* pc);
+
+// Of instructions, from the line table.
+std::vector<Place> places(const std::vector<const void*>& pcs);
+std::string place(const void* pc);  // in one: "copy.h:13 (from 15_vec4_128x128.cu:57)"
 std::string place(const Site& site);
 std::string thread_name(unsigned thread);
 

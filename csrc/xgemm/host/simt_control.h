@@ -34,9 +34,71 @@ std::vector<std::string> barriers();
 // wrong.
 void run_watched(const Stage& stage, const Gemm& g);
 
+// The line of an instruction: in the stage, and where that calls it, the line of the header that it
+// is written in.
+struct Place {
+  std::string at;  // "15_vec4_128x128.cu:57"
+  std::string via;  // "copy.h:13", or empty
+};
+
+// One event of a thread, in whole numbers, as it goes to Python.
+struct TraceRow {
+  int64_t launch = 0;  // of Trace::launches
+  int64_t what = 0;  // of kWhat
+  int64_t thread = 0;  // of the block
+  int64_t phase = 0;  // barriers that the block has passed
+  int64_t site = 0;  // of Trace::places
+  int64_t bytes = 0;
+  int64_t operand = 0;  // 'A', 'B', 'D', 'W' (the workspace) or 0 for none
+  int64_t i = -1, j = -1;  // its element, the first one of a vector
+  int64_t array = -1;  // of the launch's arrays
+  int64_t offset = -1;  // in it, in bytes
+};
+
+struct SharedArray {
+  std::string name;
+  size_t offset, bytes;  // offset among the block's arrays, as they lie on a GPU
+};
+
+struct Trace {
+  struct Launch {
+    unsigned grid[3], threads[3];
+    std::vector<SharedArray> arrays;
+  };
+  std::vector<Launch> launches;
+  std::vector<Place> places;
+  std::vector<TraceRow> rows;  // by launch, then by thread, then in the order of its program
+};
+
+// What one block of a stage does on an m x n x k problem. Throws std::invalid_argument for a stage,
+// a size or a block that there is not.
+Trace trace(const std::string& stage, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b,
+            int64_t block);
+
+// What the warps of a whole grid ask of memory at one line: traffic.cpp has the model.
+struct TrafficRow {
+  Place place;
+  std::string what;  // "shared load", "shared store", "global load", "global store"
+  int64_t requests = 0;  // warp instructions
+  int64_t bytes = 0;  // asked for by their lanes
+  int64_t units = 0;  // shared: wavefronts; global: sectors of 32 bytes
+  int64_t ideal = 0;  // the fewest that such requests can take
+  int64_t worst = 0;  // shared: ways of the worst conflict; global: most sectors of a request
+};
+std::vector<TrafficRow> traffic(const std::string& stage, int64_t m, int64_t n, int64_t k,
+                                bool trans_a, bool trans_b);
+
 // Runs a kernel with one planted fault (host/probes.cu); it throws when the fault is found, as it
 // must be.
 void probe(const std::string& fault);
 std::vector<std::string> probes();
+
+// One warp's accesses of `width` floats (1, 2 or 4): lane l loads the shared vector l / share *
+// load, stores the shared vector l * store, and moves the global vector l * global, all operands
+// beginning `first` floats too late; lanes from `lanes` on do nothing.
+struct Strides {
+  int width, share, load, store, global, first, lanes;
+};
+std::vector<TrafficRow> probe_traffic(const Strides& strides);
 
 }  // namespace xgemm::simt

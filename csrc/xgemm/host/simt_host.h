@@ -16,7 +16,9 @@
 #include "xgemm/gemm.h"
 #include "xgemm/stage.h"
 
-#define __global__
+// Everything that a kernel calls is inlined into it: an instruction's address then tells the line
+// of the stage that it came from, however deep in copy.h or ptx.h it was written.
+#define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -30,8 +32,23 @@ struct dim3 {
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
+// Copied as one vector, so that a 16-byte access of the source is one to the watch as well: a plain
+// struct's copy is split into its members.
 struct alignas(16) float4 {
   float x, y, z, w;
+
+  float4() = default;
+  constexpr float4(float x_, float y_, float z_, float w_) : x(x_), y(y_), z(z_), w(w_) {}
+  float4(const float4& other) { *vector(this) = *vector(&other); }
+  float4& operator=(const float4& other) {
+    *vector(this) = *vector(&other);
+    return *this;
+  }
+
+ private:
+  typedef float Vector __attribute__((vector_size(16), may_alias));
+  static Vector* vector(float4* p) { return reinterpret_cast<Vector*>(p); }
+  static const Vector* vector(const float4* p) { return reinterpret_cast<const Vector*>(p); }
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -42,9 +59,14 @@ using Type = T;
 
 // Where in a kernel's source something happens. Sites are compared by file and line.
 struct Site {
-  const char* file;
-  int line;
+  const char* file = "";
+  int line = 0;
 };
+// As a default argument: the line of the call. A function that wraps one with such an argument has
+// one too, and hands it on.
+constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return {file, line};
+}
 
 // By value: a kernel's read of its own index is no memory access.
 dim3 thread_index();
@@ -53,28 +75,24 @@ dim3 block_dim();
 dim3 grid_dim();
 
 // __syncthreads: all threads of the block meet, at one line.
-void barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE());
+void barrier(Site at);
 
 // The block's shared array declared at `site`: zones of no-man's-land around it, filled with NaN
 // when the block starts.
-void* shared_array(const void* site, size_t bytes, const char* file = __builtin_FILE(),
-                   int line = __builtin_LINE());
+void* shared_array(const void* site, size_t bytes, const char* name);
 
-// Throws when p is not a multiple of `bytes`.
-void expect_aligned(const void* p, size_t bytes, const char* file = __builtin_FILE(),
-                    int line = __builtin_LINE());
+// The launch's dynamic shared memory.
+void* dynamic_shared(size_t bytes, const char* name, Site at = here());
+
+// Ends the block with an error when p is not a multiple of `bytes`.
+void expect_aligned(const void* p, size_t bytes);
 
 // cp.async: the destination holds NaN from the issue on and gets its value when a wait demands it,
 // not before. Bytes beyond `source_bytes` are filled with zeros.
-void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes,
-                const char* file = __builtin_FILE(), int line = __builtin_LINE());
+void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes);
 void copy_commit();
-void copy_wait(
-    int groups_left);  // until at most so many of the thread's youngest groups are unfinished
-
-// The launch's dynamic shared memory.
-void* dynamic_shared(size_t bytes, const char* file = __builtin_FILE(),
-                     int line = __builtin_LINE());
+// Until at most so many of the thread's youngest groups are unfinished.
+void copy_wait(int groups_left, Site at);
 
 // Runs every block of a grid, one after another, and throws for what went wrong in one.
 void run_grid(dim3 grid, dim3 block, size_t smem, void (*thread)(const void*),
@@ -103,14 +121,14 @@ XGEMM_UNWATCHED void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t 
 #define blockIdx (::xgemm::simt::block_index())
 #define blockDim (::xgemm::simt::block_dim())
 #define gridDim (::xgemm::simt::grid_dim())
-#define __syncthreads() ::xgemm::simt::barrier()
+#define __syncthreads() ::xgemm::simt::barrier(::xgemm::simt::here())
 
 // The static is this declaration's name, one for each instantiation of a kernel template.
 #define XGEMM_SHARED(name, ...)                                 \
   static const char name##_site = 0;                            \
   auto& name = *static_cast<::xgemm::simt::Type<__VA_ARGS__>*>( \
-      ::xgemm::simt::shared_array(&name##_site, sizeof(::xgemm::simt::Type<__VA_ARGS__>)))
+      ::xgemm::simt::shared_array(&name##_site, sizeof(::xgemm::simt::Type<__VA_ARGS__>), #name))
 
 #define XGEMM_SHARED_DYNAMIC(name, ...)                         \
   auto& name = *static_cast<::xgemm::simt::Type<__VA_ARGS__>*>( \
-      ::xgemm::simt::dynamic_shared(sizeof(::xgemm::simt::Type<__VA_ARGS__>)))
+      ::xgemm::simt::dynamic_shared(sizeof(::xgemm::simt::Type<__VA_ARGS__>), #name))

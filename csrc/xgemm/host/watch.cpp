@@ -2,17 +2,13 @@
 // wrong one into an error: races and stray accesses in shared memory, global accesses outside the
 // operands, two threads storing one element.
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
-#include "xgemm/host/block.h"
+#include "xgemm/host/trace.h"
 
 namespace xgemm::simt {
 namespace {
-
-std::string base_name(std::string path) { return path.substr(path.find_last_of('/') + 1); }
 
 const char* verb(bool write) { return write ? "writes" : "reads"; }
 
@@ -55,6 +51,52 @@ bool in_this_library(const void* p) {
          a.dli_fbase == b.dli_fbase;
 }
 
+bool within(const char* p, const char* base, size_t bytes) {
+  return static_cast<size_t>(p - base) < bytes;
+}
+
+inline void note(void* address, size_t bytes, bool write, const void* pc) {
+  if (!running || running->quiet) return;
+  const char* p = static_cast<const char*>(address);
+  const Block& b = *running;
+  if (within(p, b.stacks, b.stack_bytes) || within(p, b.arguments, b.argument_bytes)) return;
+  const Quiet quiet;
+  if (bytes == 16) expect_aligned(p, 16, pc);
+  const bool shared = within(p, b.arena, kArena);
+  record({.what = access(shared, write), .bytes = static_cast<int>(bytes), .pc = pc, .p = p});
+  if (shared) note_shared(p, bytes, write, pc);
+  else note_global(p, bytes, write, pc);
+}
+
+}  // namespace
+
+Operand::Operand(const char* name_, const void* base_, bool writable_, std::vector<Axis> all)
+    : name(name_), base(static_cast<const char*>(base_)), writable(writable_) {
+  std::sort(all.begin(), all.end(),
+            [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+  bool nested = true;
+  int64_t elements = 1;
+  for (auto a = all.rbegin(); a != all.rend(); ++a) {
+    if (a->size == 0) base = nullptr;
+    if (a->size <= 1 || a->stride == 0) continue;
+    nested = nested && a->stride > reach;
+    reach += (a->size - 1) * a->stride;
+    elements *= a->size;
+    axes.insert(axes.begin(), *a);
+  }
+  solid = !nested || elements == reach + 1;
+  if (writable) owner.assign(static_cast<size_t>(reach) + 1, 0u);
+}
+
+int64_t Operand::element(const char* p) const {
+  const int64_t offset = (p - base) / 4;
+  if (!base || p < base || (p - base) % 4 || offset > reach) return -1;
+  if (solid) return offset;
+  int64_t rest = offset;
+  for (const Axis& a : axes) rest -= std::min(rest / a.stride, a.size - 1) * a.stride;
+  return rest ? -1 : offset;
+}
+
 void note_global(const char* p, size_t bytes, bool write, const void* pc) {
   Block& b = *running;
   const Operand* nearest = nullptr;
@@ -87,94 +129,10 @@ void note_global(const char* p, size_t bytes, bool write, const void* pc) {
        ", at " + place(pc));
 }
 
-bool within(const char* p, const char* base, size_t bytes) {
-  return static_cast<size_t>(p - base) < bytes;
-}
-
-inline void note(void* address, size_t bytes, bool write, const void* pc) {
-  if (!running || running->quiet) return;
-  const char* p = static_cast<const char*>(address);
-  const Block& b = *running;
-  if (within(p, b.stacks, b.stack_bytes) || within(p, b.arguments, b.argument_bytes)) return;
-  const Quiet quiet;
-  if (within(p, b.arena, kArena)) return note_shared(p, bytes, write, pc);
-  note_global(p, bytes, write, pc);
-}
-
-}  // namespace
-
-Operand::Operand(const char* name_, const void* base_, bool writable_, std::vector<Axis> all)
-    : name(name_), base(static_cast<const char*>(base_)), writable(writable_) {
-  std::sort(all.begin(), all.end(),
-            [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
-  bool nested = true;
-  int64_t elements = 1;
-  for (auto a = all.rbegin(); a != all.rend(); ++a) {
-    if (a->size == 0) base = nullptr;
-    if (a->size <= 1 || a->stride == 0) continue;
-    nested = nested && a->stride > reach;
-    reach += (a->size - 1) * a->stride;
-    elements *= a->size;
-    axes.insert(axes.begin(), *a);
-  }
-  solid = !nested || elements == reach + 1;
-  if (writable) owner.assign(static_cast<size_t>(reach) + 1, 0u);
-}
-
-int64_t Operand::element(const char* p) const {
-  const int64_t offset = (p - base) / 4;
-  if (!base || p < base || (p - base) % 4 || offset > reach) return -1;
-  if (solid) return offset;
-  int64_t rest = offset;
-  for (const Axis& a : axes) rest -= std::min(rest / a.stride, a.size - 1) * a.stride;
-  return rest ? -1 : offset;
-}
-
 void note_shared(const char* p, size_t bytes, bool write, const void* pc) {
   const auto offset = static_cast<size_t>(p - running->arena);
   for (size_t i = offset / 4; i <= (offset + bytes - 1) / 4; ++i)
     touch(running->cells[i], p, write, pc);
-}
-
-std::string place(const Site& site) {
-  return base_name(site.file) + ":" + std::to_string(site.line);
-}
-
-// Only an error asks, so a process for addr2line is cheap enough. Without it: the offset in the
-// library.
-std::string place(const void* pc) {
-  Dl_info info{};
-  if (!dladdr(pc, &info)) return "an unknown place";
-  // pc is the return address: the call is before it.
-  char command[4096];
-  const auto offset = static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase) - 1;
-  std::snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%tx 2>/dev/null", info.dli_fname,
-                offset);
-  std::string inner, in_stage;
-  if (FILE* pipe = popen(command, "r")) {
-    char line[2048];
-    while (std::fgets(line, sizeof line, pipe)) {
-      std::string s = line;
-      s = base_name(s.substr(0, s.find_first_of(" \n")));
-      if (s.empty() || s[0] == '?') continue;
-      if (inner.empty()) inner = s;
-      if (in_stage.empty() && s.find(".cu:") != std::string::npos) in_stage = s;
-    }
-    pclose(pipe);
-  }
-  if (inner.empty()) {
-    char text[64];
-    std::snprintf(text, sizeof text, "+0x%tx", offset);
-    return base_name(info.dli_fname) + text;
-  }
-  if (in_stage.empty() || in_stage == inner) return inner;
-  return inner + " (from " + in_stage + ")";
-}
-
-std::string thread_name(unsigned t) {
-  const dim3 d = running->dims;
-  return "thread (" + std::to_string(t % d.x) + ", " + std::to_string(t / d.x % d.y) + ", " +
-         std::to_string(t / d.x / d.y) + ")";
 }
 
 }  // namespace xgemm::simt

@@ -1,0 +1,96 @@
+// What tests and users set and ask: settings, the sites that have run, a stage under watch.
+#include <atomic>
+#include <mutex>
+#include <set>
+
+#include "xgemm/host/machine.h"
+#include "xgemm/host/simt_control.h"
+#include "xgemm/select.h"
+
+namespace xgemm::simt {
+namespace {
+
+std::mutex control;
+Settings current;
+std::atomic<int> row_asked = -1;  // current.row, for every call of a stage
+
+struct ByPlace {
+  bool operator()(const Site& x, const Site& y) const {
+    const int files = std::strcmp(x.file, y.file);
+    return files ? files < 0 : x.line < y.line;
+  }
+};
+std::set<Site, ByPlace> sites;
+
+std::vector<Operand> operands(const Gemm& g, const Context& context) {
+  std::vector<Operand> all;
+  all.emplace_back("A", g.a.data, false,
+                   std::vector<Operand::Axis>{{g.a.bs, g.batch}, {g.a.rs, g.m}, {g.a.cs, g.k}});
+  all.emplace_back("B", g.b.data, false,
+                   std::vector<Operand::Axis>{{g.b.bs, g.batch}, {g.b.rs, g.k}, {g.b.cs, g.n}});
+  if (g.beta != 0.f)
+    all.emplace_back("C", g.c.data, false,
+                     std::vector<Operand::Axis>{{g.c.bs, g.batch}, {g.c.rs, g.m}, {g.c.cs, g.n}});
+  all.emplace_back("D", g.d.data, true,
+                   std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
+  const auto floats = static_cast<int64_t>(context.workspace_bytes / 4);
+  if (floats)
+    all.emplace_back("the workspace", context.workspace, true,
+                     std::vector<Operand::Axis>{{1, floats}});
+  return all;
+}
+
+}  // namespace
+
+void run_watched(const Stage& stage, const Gemm& g) {
+  const Device device{};
+  require(stage, g, device);
+  Context context{.device = device, .row = forced_row(stage)};
+  if (context.row < 0) context.row = Selector({&stage, 1}).row(stage, g, device);
+  std::vector<char> workspace(stage.workspace ? stage.workspace(g, context) : 0);
+  context.workspace = workspace.data();
+  context.workspace_bytes = workspace.size();
+  std::vector<Operand>& watched = machine().block.operands;
+  watched = operands(g, context);
+  try {
+    stage.run(g, context);
+  } catch (...) {
+    watched.clear();
+    throw;
+  }
+  watched.clear();
+}
+
+Settings settings() {
+  std::lock_guard<std::mutex> lock(control);
+  return current;
+}
+
+void configure(const Settings& s) {
+  std::lock_guard<std::mutex> lock(control);
+  current = s;
+  row_asked = s.row;
+}
+
+int forced_row(const Stage& stage) {
+  const int wanted = row_asked.load(std::memory_order_relaxed);
+  if (wanted >= static_cast<int>(stage.tiles.size()))
+    throw std::invalid_argument(stage.name + ": its tile table has " +
+                                std::to_string(stage.tiles.size()) + " row(s), row " +
+                                std::to_string(wanted) + " is asked for");
+  return wanted;
+}
+
+void add_site(const Site& site) {
+  std::lock_guard<std::mutex> lock(control);
+  sites.insert(site);
+}
+
+std::vector<std::string> barriers() {
+  std::lock_guard<std::mutex> lock(control);
+  std::vector<std::string> all;
+  for (const Site& site : sites) all.push_back(place(site));
+  return all;
+}
+
+}  // namespace xgemm::simt
