@@ -63,7 +63,7 @@ def calls() -> dict[str, object]:
         with xgemm_torch.simt.configure(order="reverse", seed=5):
             for stage in problems.STAGES:
                 xgemm_torch.sgemm(a, b, kernel=stage)
-        xgemm_torch.simt.barriers()
+        xgemm_torch.simt.sites()
 
     def failing() -> None:
         for wrong in ((a, a), (a.double(), b), (a, None)):
@@ -245,4 +245,4 @@ def test_simt_settings_are_restored():
 def test_simt_counts_barriers():
     stage = next(s for s in xgemm_torch.stages() if s.tiles[0].buffers)
     xgemm_torch.sgemm(torch.ones(3, 4), torch.ones(4, 5), kernel=stage.name)
-    assert any(site.startswith(stage.file + ":") for site in xgemm_torch.simt.barriers())
+    assert any(site.startswith(stage.file + ":") for site in xgemm_torch.simt.sites("barrier"))

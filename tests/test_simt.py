@@ -14,12 +14,14 @@ import xgemm_torch
 from xgemm_torch import _C, simt
 
 STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
+PROBES = STAGE_FILES.parent / "host" / "probes.cu"
 PLACE = r"[\w.]+\.(cu|h):\d+"
+CAUGHT = "race on shared memory|uninitialised|unfinished copy"
 
 # What a planted fault's report must say. Every one names a file and a line.
 FAULTS = {
     "race": "race on shared memory|uninitialised",  # by which thread comes first
-    "race_of_writers": "race on shared memory: .* writes at .* wrote at ",
+    "race_of_writers": r"race on shared memory: .* writes at .* wrote at .* \(byte \d+ of S\)",
     "deadlock": "deadlock: .*33 of 64 threads wait at .*31 of 64 threads have exited",
     "divergent_barrier": f"divergent barrier: 32 of 64 .* {PLACE}, 32 of 64 .* {PLACE}",
     "uninitialised": "uninitialised: .* reads shared memory that no thread has written",
@@ -30,28 +32,68 @@ FAULTS = {
     "store_to_an_input": "out of bounds: .* writes global memory outside every operand",
     "two_blocks_one_tile": "race on global memory: .* of block [01] .* of block [01]",
     "misaligned": "misaligned: .* moves 16 bytes",
-    "missing_wait": "race on shared memory",
+    "missing_wait": "unfinished copy: .* reads at .* has not waited for",
+    "missing_commit": "unfinished copy: .* reads at .* has not waited for",
+    "wait_one_short": "unfinished copy: .* reads at .* has not waited for",
+    "overtaken_copy": "unfinished copy: .* writes at .* has not waited for",
+    "copy_left_behind": "unfinished copy: .* ends without a wait for its cp.async at",
+    "copy_out_of_bounds": "out of bounds: .* reads global memory outside every operand",
     "missing_barrier_after_wait": "race on shared memory|uninitialised",
 }
 
 
-def barriers_in_source() -> list[str]:
-    """Every barrier that is written down in a stage, as "file.cu:LINE"."""
-    return [
-        f"{path.name}:{number}"
-        for path in sorted(STAGE_FILES.glob("*.cu"))
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if "__syncthreads()" in line.split("//")[0]
-    ]
+# Kernels without a fault.
+RIGHT = ["none", "pipeline"]
+
+# What makes a line a site of each kind.
+CALLS = {
+    "barrier": "__syncthreads(",
+    "commit": "cp_async_commit(",
+    "wait": "cp_async_wait<",
+}
 
 
-BARRIERS = barriers_in_source()
+def sites_in(path: Path, first: int = 1, last: int | None = None) -> dict[str, str]:
+    """Every site that is written down in a file, "file.cu:LINE", and its kind."""
+    lines = path.read_text().splitlines()[:last]
+    return {
+        f"{path.name}:{number}": kind
+        for number, line in enumerate(lines, 1)
+        if number >= first
+        for kind, call in CALLS.items()
+        if call in line.split("//")[0]
+    }
+
+
+SITES = {
+    site: kind for path in sorted(STAGE_FILES.glob("*.cu")) for site, kind in sites_in(path).items()
+}
+
+
+def sites_of_probe(function: str) -> dict[str, str]:
+    """The sites of one function of the probes."""
+    lines = PROBES.read_text().splitlines()
+    first = next(n for n, line in enumerate(lines, 1) if re.match(rf"__.* void {function}\(", line))
+    return sites_in(PROBES, first, lines.index("}", first))
+
+
+RIGHT_SITES = [
+    (probe, site)
+    for probe, function in {"none": "none", "pipeline": "run_pipeline"}.items()
+    for site in sites_of_probe(function)
+]
+
+
+def depth(stage: xgemm_torch.Stage) -> int:
+    """A K of several slices more than the stage has in flight, and a part of one."""
+    return max(tile.BK * (tile.buffers + 4) for tile in stage.tiles) + 5
 
 
 def test_the_probes_are_those_of_this_file():
     import json
 
-    assert set(json.loads(_C.simt_probes())) == {"none", *FAULTS}
+    told = dict(json.loads(_C.simt_probes()))
+    assert told == dict.fromkeys(FAULTS, True) | dict.fromkeys(RIGHT, False)
     with pytest.raises(ValueError, match="no probe named 'nope'"):
         _C.simt_probe("nope")
 
@@ -66,30 +108,52 @@ def test_planted_faults_are_found(fault, order):
 
 
 @pytest.mark.parametrize("order", simt.ORDERS)
-def test_a_right_kernel_is_let_pass(order):
-    with simt.configure(order=order):
-        _C.simt_probe("none")
+@pytest.mark.parametrize("probe", RIGHT)
+def test_a_right_kernel_is_let_pass(probe, order):
+    for seed in range(3):
+        with simt.configure(order=order, seed=seed):
+            _C.simt_probe(probe)
 
 
-def test_all_barriers_of_all_stages_are_run():
-    a, b, _ = problems.operands(70, 40, 45)
-    for stage in problems.STAGES:
-        xgemm_torch.sgemm(a, b, kernel=stage)
-    assert BARRIERS and set(BARRIERS) <= set(simt.barriers())
+@pytest.mark.parametrize("order", simt.ORDERS)
+@pytest.mark.parametrize("probe, site", RIGHT_SITES)
+def test_a_right_kernel_needs_all_its_sites(probe, site, order):
+    with simt.configure(skip=site, order=order), pytest.raises(RuntimeError, match=CAUGHT):
+        _C.simt_probe(probe)
+    _C.simt_probe(probe)
+
+
+def test_all_sites_of_all_stages_are_run():
+    for stage in xgemm_torch.stages():
+        a, b, _ = problems.operands(70, 40, depth(stage))
+        for row in range(len(stage.tiles)):
+            with simt.configure(row=row):
+                xgemm_torch.sgemm(a, b, kernel=stage.name)
+    for kind in simt.SITES:
+        assert {site for site in SITES if SITES[site] == kind} <= set(simt.sites(kind))
+    assert "barrier" in SITES.values()
+    # A function of a header that waits takes a simt::Site and hands it on: the line is the stage's.
+    assert not [site for site in simt.sites() if ".cu:" not in site]
+    with pytest.raises(ValueError, match="no sites of kind 'nope'; there are: barrier, "):
+        simt.sites("nope")
 
 
 @pytest.mark.parametrize("order", simt.ORDERS)
 @pytest.mark.parametrize("layout", problems.LAYOUTS)
-@pytest.mark.parametrize("site", BARRIERS)
-def test_every_barrier_is_needed(site, layout, order):
-    """The mutation test: a stage without one of its barriers is caught, and the place named."""
-    stage = site.split(":")[0].removesuffix(".cu").split("_", 1)[1]
-    a, b, flags = problems.operands(70, 40, 45, layout)
-    with simt.configure(skip_barrier=site, order=order):
-        with pytest.raises(RuntimeError, match=r"race on shared memory|uninitialised") as error:
-            xgemm_torch.sgemm(a, b, kernel=stage, **flags)
-    assert site.split(":")[0] in str(error.value)
-    xgemm_torch.sgemm(a, b, kernel=stage, **flags)  # and is right again with it
+@pytest.mark.parametrize("site", SITES)
+def test_every_site_is_needed(site, layout, order):
+    """The mutation test: a stage without one of its barriers, commits or waits is caught."""
+    file = site.split(":")[0]
+    stage = next(stage for stage in xgemm_torch.stages() if stage.file == file)
+    copies = any(SITES[s] == "wait" for s in SITES if s.startswith(file))
+    a, b, flags = problems.operands(70, 40, depth(stage) if copies else 45, layout)
+    for row in range(len(stage.tiles)):
+        with simt.configure(skip=site, order=order, row=row):
+            with pytest.raises(RuntimeError, match=CAUGHT) as error:
+                xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
+        assert file in str(error.value)
+        with simt.configure(row=row):
+            xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)  # and is right again with it
 
 
 @pytest.mark.parametrize("stage", problems.STAGES)

@@ -26,7 +26,7 @@ def configure(
     *,
     order: str | None = None,
     seed: int | None = None,
-    skip_barrier: str | None = None,
+    skip: str | None = None,
     row: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Change how the host flavour runs, until the end of the ``with`` block.
@@ -36,8 +36,8 @@ def configure(
     Args:
         order: "forward", "reverse" or "random": the order in which threads and blocks run.
         seed: of the random order.
-        skip_barrier: "file.cu:LINE", a barrier to leave out, to see that its absence is noticed;
-            "" for none.
+        skip: "file.cu:LINE", one of `sites`: what stands there is left out, to see that its
+            absence is noticed; "" for none.
         row: of the tile table of a stage that is called by its name, on a GPU as well; -1 to have
             it chosen. A stage without such a row raises ValueError then.
 
@@ -49,7 +49,7 @@ def configure(
     """
     if order is not None and order not in ORDERS:
         raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
-    changes = {"order": order, "seed": seed, "skip_barrier": skip_barrier, "row": row}
+    changes = {"order": order, "seed": seed, "skip": skip, "row": row}
     settings = _settings()
     now = settings | {key: value for key, value in changes.items() if value is not None}
     _set(now)
@@ -59,9 +59,22 @@ def configure(
         _set(settings)
 
 
-def barriers() -> list[str]:
-    """The barriers that stages have come to so far in this process, as "file.cu:LINE"."""
-    return list(json.loads(_C.simt_barriers()))
+SITES = ("barrier", "commit", "wait")
+"""Kinds of `sites`: __syncthreads, and the two that order cp.async."""
+
+
+def sites(kind: str | None = None) -> list[str]:
+    """What has ordered threads and copies so far in this process, as "file.cu:LINE".
+
+    Args:
+        kind: one of `SITES`, or None for all.
+
+    Raises:
+        ValueError: no such kind.
+    """
+    if kind is not None and kind not in SITES:
+        raise ValueError(f"simt: no sites of kind '{kind}'; there are: {', '.join(SITES)}")
+    return [place for found, place in json.loads(_C.simt_sites()) if kind in (None, found)]
 
 
 KINDS = (
@@ -496,14 +509,12 @@ def _by_line(place: str) -> tuple[str, int]:
 def _set(settings: dict[str, Any]) -> dict[str, Any]:
     """Write all settings and return those before."""
     return json.loads(
-        _C.simt_configure(
-            settings["order"], settings["seed"], settings["skip_barrier"], settings["row"]
-        )
+        _C.simt_configure(settings["order"], settings["seed"], settings["skip"], settings["row"])
     )
 
 
 def _settings() -> dict[str, Any]:
     """The settings in force: what a write returns, written back at once."""
-    before = _set({"order": "random", "seed": 0, "skip_barrier": "", "row": -1})
+    before = _set({"order": "random", "seed": 0, "skip": "", "row": -1})
     _set(before)
     return before

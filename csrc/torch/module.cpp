@@ -145,7 +145,7 @@ const char* name(simt::Order o) {
 std::string configure(const std::string& order, unsigned long long seed, const std::string& skip,
                       int row) {
   const simt::Settings before = simt::settings();
-  simt::Settings s{.seed = seed, .skip_barrier = skip, .row = row};
+  simt::Settings s{.seed = seed, .skip = skip, .row = row};
   if (order == "forward") s.order = simt::Order::forward;
   else if (order == "reverse") s.order = simt::Order::reverse;
   else if (order == "random") s.order = simt::Order::random;
@@ -154,8 +154,7 @@ std::string configure(const std::string& order, unsigned long long seed, const s
                                 order + "'");
   simt::configure(s);
   return std::string("{\"order\":") + quoted(name(before.order)) +
-         ",\"seed\":" + std::to_string(before.seed) +
-         ",\"skip_barrier\":" + quoted(before.skip_barrier) +
+         ",\"seed\":" + std::to_string(before.seed) + ",\"skip\":" + quoted(before.skip) +
          ",\"row\":" + std::to_string(before.row) + "}";
 }
 
@@ -180,17 +179,19 @@ PyObject* text(F f) {
 
 PyObject* py_stages(PyObject*, PyObject*) { return text(stages_json); }
 PyObject* py_build_info(PyObject*, PyObject*) { return text(build_json); }
-PyObject* py_simt_barriers(PyObject*, PyObject*) {
+PyObject* py_simt_sites(PyObject*, PyObject*) {
   return text([] {
     std::vector<std::string> all;
-    for (const std::string& s : simt::barriers()) all.push_back(quoted(s));
+    for (const simt::SyncSite& s : simt::sites())
+      all.push_back(list({quoted(simt::kSync[static_cast<int>(s.kind)]), quoted(s.place)}));
     return list(all);
   });
 }
 PyObject* py_simt_probes(PyObject*, PyObject*) {
   return text([] {
     std::vector<std::string> all;
-    for (const std::string& s : simt::probes()) all.push_back(quoted(s));
+    for (const simt::ProbeName& p : simt::probes())
+      all.push_back(list({quoted(p.name), p.faulty ? "true" : "false"}));
     return list(all);
   });
 }
@@ -291,16 +292,17 @@ PyMethodDef methods[] = {
      "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
      "strict=False) -> JSON: the choice and all its candidates."},
     {"simt_configure", py_simt_configure, METH_VARARGS,
-     "simt_configure(order, seed, skip_barrier, row) -> the settings before, as JSON."},
-    {"simt_barriers", py_simt_barriers, METH_NOARGS,
-     "Every barrier that the host flavour has run, as JSON."},
+     "simt_configure(order, seed, skip, row) -> the settings before, as JSON."},
+    {"simt_sites", py_simt_sites, METH_NOARGS,
+     "Every barrier, commit and wait that the host flavour has run, as JSON."},
     {"simt_trace", py_simt_trace, METH_VARARGS,
      "simt_trace(stage, m, n, k, trans_a, trans_b, block) -> (JSON, rows of 11 int64)."},
     {"simt_traffic", py_simt_traffic, METH_VARARGS,
      "simt_traffic(stage, m, n, k, trans_a, trans_b) -> rows, as JSON."},
-    {"simt_probes", py_simt_probes, METH_NOARGS, "Names of the planted faults, as JSON."},
+    {"simt_probes", py_simt_probes, METH_NOARGS,
+     "Names of the probes and whether they have a planted fault, as JSON."},
     {"simt_probe", py_simt_probe, METH_VARARGS,
-     "simt_probe(fault): runs a kernel with a planted fault, which raises."},
+     "simt_probe(name): runs a small kernel, which raises when a fault is planted in it."},
     {"simt_probe_traffic", py_simt_probe_traffic, METH_VARARGS,
      "simt_probe_traffic(width, share, load, store, global, first, lanes) -> rows, as JSON."},
     {nullptr, nullptr, 0, nullptr}};

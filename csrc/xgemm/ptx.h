@@ -25,11 +25,11 @@ __device__ __forceinline__ void cp_async(float* smem, const float* gmem, bool in
 #endif
 }
 
-__device__ __forceinline__ void cp_async_commit() {
+__device__ __forceinline__ void cp_async_commit([[maybe_unused]] simt::Site site = simt::here()) {
 #ifdef __CUDACC__
   asm volatile("cp.async.commit_group;" ::: "memory");
 #else
-  simt::copy_commit();
+  simt::copy_commit(site);
 #endif
 }
 

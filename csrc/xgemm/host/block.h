@@ -38,6 +38,7 @@ struct Fiber {
 // between blocks.
 struct Cell {
   uint64_t write_phase = 0, read_phase = 0;
+  uint64_t pending_phase = 0;               // in which a cp.async was issued that has not landed
   const void *write_pc = nullptr, *read_pc = nullptr;
   uint16_t writer = 0, reader = 0;          // thread of the block; kMany: several
   bool inside = false;                      // of some array; false in the zones between

@@ -14,13 +14,7 @@ std::mutex control;
 Settings current;
 std::atomic<int> row_asked = -1;  // current.row, for every call of a stage
 
-struct ByPlace {
-  bool operator()(const Site& x, const Site& y) const {
-    const int files = std::strcmp(x.file, y.file);
-    return files ? files < 0 : x.line < y.line;
-  }
-};
-std::set<Site, ByPlace> sites;
+std::set<std::pair<std::string, Sync>> seen;   // places, as sites() tells them
 
 std::vector<Operand> operands(const Gemm& g, const Context& context) {
   std::vector<Operand> all;
@@ -81,15 +75,15 @@ int forced_row(const Stage& stage) {
   return wanted;
 }
 
-void add_site(const Site& site) {
+void add_site(Sync kind, const Site& site) {
   std::lock_guard<std::mutex> lock(control);
-  sites.insert(site);
+  seen.emplace(place(site), kind);
 }
 
-std::vector<std::string> barriers() {
+std::vector<SyncSite> sites() {
   std::lock_guard<std::mutex> lock(control);
-  std::vector<std::string> all;
-  for (const Site& site : sites) all.push_back(place(site));
+  std::vector<SyncSite> all;
+  for (const auto& [place, kind] : seen) all.push_back({kind, place});
   return all;
 }
 

@@ -27,12 +27,13 @@ struct Machine {
   const void* arguments = nullptr;
   void (*thread)(const void*) = nullptr;
   Recorder* recorder = nullptr;  // of this launch; null: nobody asks
-  std::string skip;              // settings().skip_barrier
+  std::string skip;              // settings().skip
   struct Seen {
+    Sync kind;
     Site site;
     bool skipped;
   };
-  std::vector<Seen> seen;        // barriers of this launch
+  std::vector<Seen> seen;        // of this launch
 
   Machine() {
     block.arena = static_cast<char*>(map(kArena));
@@ -63,7 +64,8 @@ struct Machine {
 };
 
 Machine& machine();      // this OS thread's
-void add_site(const Site& site);   // to what barriers() lists
-void to_scheduler();     // leaves the fiber that runs, until the scheduler comes back to it
+void add_site(Sync kind, const Site& site);   // to what sites() lists
+bool skips(Sync kind, const Site& site);  // whether it is to be left out; adds it to the sites
+void to_scheduler();  // leaves the fiber that runs, until the scheduler comes back to it
 
 }  // namespace xgemm::simt

@@ -1,5 +1,6 @@
-// Kernels with one planted fault each, which test the alarms, and one whose accesses are of known
-// cost, which tests the counts. `python -m xgemm_torch` never runs them; tests and the curious do.
+// Kernels with one planted fault each, which test the alarms, right ones that must not raise them,
+// and one whose accesses are of known cost, which tests the counts. `python -m xgemm_torch` never
+// runs them; tests and the curious do.
 #include <stdexcept>
 #include <vector>
 
@@ -98,6 +99,68 @@ __global__ void missing_barrier_after_wait(const Gemm g) {
   g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
 }
 
+__global__ void missing_commit(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  cp_async_wait<0>();
+  __syncthreads();
+  g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
+  cp_async_commit();
+  cp_async_wait<0>();
+}
+
+// The thread stores where its own copy is still on its way.
+__global__ void overtaken_copy(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  cp_async_commit();
+  S[threadIdx.x] = 0.f;
+  cp_async_wait<0>();
+  g.store(0, threadIdx.x, S[threadIdx.x]);
+}
+
+__global__ void copy_left_behind(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  cp_async_commit();
+  g.store(0, threadIdx.x, g.a(0, threadIdx.x));
+}
+
+__global__ void copy_out_of_bounds(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x + 1), true);
+  cp_async_commit();
+  cp_async_wait<0>();
+  g.store(0, threadIdx.x, S[threadIdx.x]);
+}
+
+// Three buffers, two slices in flight. Past the last slice groups are empty, so that the count of
+// the wait stays right.
+constexpr int kSlices = 9, kBuffers = 3;
+
+template <int kInFlight>
+__device__ void run_pipeline(const Gemm& g) {
+  XGEMM_SHARED(S, float[kBuffers][kThreads]);
+  const int t = threadIdx.x;
+  const auto fetch = [&](int slice) {
+    if (slice < kSlices)
+      cp_async<4>(&S[slice % kBuffers][t], g.a.ptr(0, (t + slice) % kThreads), true);
+    cp_async_commit();
+  };
+  for (int slice = 0; slice < kBuffers - 1; ++slice) fetch(slice);
+  float sum = 0.f;
+  for (int slice = 0; slice < kSlices; ++slice) {
+    cp_async_wait<kInFlight>();
+    __syncthreads();
+    sum += S[slice % kBuffers][kThreads - 1 - t];
+    fetch(slice + kBuffers - 1);
+  }
+  g.store(0, t, sum);
+}
+
+__global__ void pipeline(const Gemm g) { run_pipeline<kBuffers - 2>(g); }
+__global__ void wait_one_short(const Gemm g) { run_pipeline<kBuffers - 1>(g); }
+
 // No fault: late copies through dynamic shared memory, right when everything is waited for.
 __global__ void none(const Gemm g) {
   XGEMM_SHARED_DYNAMIC(S, float[kThreads]);
@@ -109,13 +172,20 @@ __global__ void none(const Gemm g) {
 }
 
 struct Probe {
-  const char* fault;
+  const char* name;
   void (*kernel)(Gemm);
   unsigned blocks = 1;
+  float (*right)(int i) = nullptr;  // of a kernel without a fault: what it stores, A(0, i) being i
 };
 
 constexpr Probe kProbes[] = {
-    {"none", none},
+    {"none", none, 1, [](int i) { return i % 2 ? kThreads - 1.f - i : 0.f; }},
+    {"pipeline", pipeline, 1,
+     [](int i) {
+       float sum = 0.f;
+       for (int s = 0; s < kSlices; ++s) sum += (kThreads - 1 - i + s) % kThreads;
+       return sum;
+     }},
     {"race", race},
     {"race_of_writers", race_of_writers},
     {"deadlock", deadlock},
@@ -129,6 +199,11 @@ constexpr Probe kProbes[] = {
     {"two_blocks_one_tile", two_blocks_one_tile, 2},
     {"misaligned", misaligned},
     {"missing_wait", missing_wait},
+    {"missing_commit", missing_commit},
+    {"wait_one_short", wait_one_short},
+    {"overtaken_copy", overtaken_copy},
+    {"copy_left_behind", copy_left_behind},
+    {"copy_out_of_bounds", copy_out_of_bounds},
     {"missing_barrier_after_wait", missing_barrier_after_wait},
 };
 
@@ -170,23 +245,23 @@ void run_strided(const Gemm& g, const Context& context) {
 
 }  // namespace
 
-std::vector<std::string> probes() {
-  std::vector<std::string> names;
-  for (const Probe& p : kProbes) names.push_back(p.fault);
+std::vector<ProbeName> probes() {
+  std::vector<ProbeName> names;
+  for (const Probe& p : kProbes) names.push_back({p.name, !p.right});
   return names;
 }
 
-void probe(const std::string& fault) {
+void probe(const std::string& name) {
   for (const Probe& p : kProbes) {
-    if (fault != p.fault) continue;
+    if (name != p.name) continue;
     // On the heap: what lies in this library is not checked for reads.
     std::vector<float> a(kThreads), b(2 * kThreads), d(kThreads);
     for (unsigned i = 0; i < kThreads; ++i) a[i] = static_cast<float>(i);
     Gemm g;
     g.m = 1;
     g.n = g.k = kThreads;
-    g.a = {a.data(), kThreads, 1, 0};          // one row of 64
-    g.b = {b.data(), 0, 2, 0};                 // 64 times the same row, of every other float
+    g.a = {a.data(), kThreads, 1, 0};  // one row of 64
+    g.b = {b.data(), 0, 2, 0};  // 64 times the same row, of every other float
     g.d = {d.data(), kThreads, 1, 0};
     kernel_to_run = p.kernel;
     blocks_to_run = p.blocks;
@@ -194,12 +269,12 @@ void probe(const std::string& fault) {
     stage.name = "probe";
     stage.run = run_probe;
     run_watched(stage, g);
-    for (unsigned i = 0; i < kThreads; ++i)
-      if (fault == "none" && d[i] != (i % 2 ? a[kThreads - 1 - i] : 0.f))
-        throw std::logic_error("the probe is wrong");
+    for (int i = 0; p.right && i < kThreads; ++i)
+      if (d[static_cast<size_t>(i)] != p.right(i))
+        throw std::logic_error("the probe " + name + " is wrong");
     return;
   }
-  throw std::invalid_argument("xgemm simt: no probe named '" + fault + "'");
+  throw std::invalid_argument("xgemm simt: no probe named '" + name + "'");
 }
 
 std::vector<TrafficRow> probe_traffic(const Strides& s) {

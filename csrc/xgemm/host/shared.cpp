@@ -5,7 +5,14 @@
 namespace xgemm::simt {
 namespace {
 
+void set_pending(const char* p, size_t bytes, uint64_t since) {
+  const auto offset = static_cast<size_t>(p - running->arena);
+  for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i)
+    running->cells[i].pending_phase = since;
+}
+
 void finish(Copy& c) {
+  set_pending(c.smem, static_cast<size_t>(c.bytes), 0);
   note_shared(c.smem, static_cast<size_t>(c.bytes), true, c.pc);
   std::memcpy(c.smem, c.gmem, static_cast<size_t>(c.source_bytes));
   std::memset(c.smem + c.source_bytes, 0, static_cast<size_t>(c.bytes - c.source_bytes));
@@ -68,6 +75,7 @@ void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes) {
           .p = static_cast<const char*>(smem),
           .source = source_bytes ? static_cast<const char*>(gmem) : nullptr});
   note_shared(static_cast<char*>(smem), static_cast<size_t>(bytes), true, pc);
+  set_pending(static_cast<char*>(smem), static_cast<size_t>(bytes), running->phase);
   if (source_bytes)
     note_global(static_cast<const char*>(gmem), static_cast<size_t>(source_bytes), false, pc);
   std::memset(smem, 0xff, static_cast<size_t>(bytes));
@@ -75,8 +83,9 @@ void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes) {
       {static_cast<char*>(smem), static_cast<const char*>(gmem), bytes, source_bytes, pc});
 }
 
-void copy_commit() {
+void copy_commit(Site at) {
   const Quiet quiet;
+  if (skips(Sync::commit, at)) return;
   Fiber& f = running->fibers[running->self];
   f.groups.push_back(std::move(f.open));
   f.open.clear();
@@ -84,6 +93,7 @@ void copy_commit() {
 
 void copy_wait(int groups_left, Site at) {
   const Quiet quiet;
+  if (skips(Sync::wait, at)) return;
   Fiber& f = running->fibers[running->self];
   int bytes = 0;
   while (f.groups.size() > static_cast<size_t>(groups_left)) {

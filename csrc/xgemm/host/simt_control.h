@@ -14,8 +14,8 @@ enum class Order { forward, reverse, random };
 struct Settings {
   Order order = Order::random;   // of threads within a phase, and of blocks
   uint64_t seed = 0;             // of the random order
-  std::string
-      skip_barrier;  // "05_smem_tiled.cu:31": that barrier does nothing, as if it had been deleted
+  std::string skip;  // "05_smem_tiled.cu:31": what orders threads or copies there does
+                     // nothing, as if it had been deleted
   int row = -1;  // of the tile table of a stage called by its name, in both flavours
 };
 
@@ -26,8 +26,15 @@ void configure(const Settings&);
 // the stage has no such row.
 int forced_row(const Stage& stage);
 
-// Every barrier that has run since the library was loaded, as "file.cu:line".
-std::vector<std::string> barriers();
+// What orders the accesses of threads and the copies of cp.async, and can be left out for a test.
+enum class Sync : uint8_t { barrier, commit, wait };
+constexpr const char* kSync[] = {"barrier", "commit", "wait"};
+struct SyncSite {
+  Sync kind;
+  std::string place;  // "file.cu:line"
+};
+// All that have run since the library was loaded.
+std::vector<SyncSite> sites();
 
 // Runs a stage of the host flavour with every access of its kernels watched: anything but the
 // operands and the workspace is out of bounds. Throws std::runtime_error for what the kernel does
@@ -88,10 +95,14 @@ struct TrafficRow {
 std::vector<TrafficRow> traffic(const std::string& stage, int64_t m, int64_t n, int64_t k,
                                 bool trans_a, bool trans_b);
 
-// Runs a kernel with one planted fault (host/probes.cu); it throws when the fault is found, as it
-// must be.
-void probe(const std::string& fault);
-std::vector<std::string> probes();
+// Runs one of the small kernels of host/probes.cu. It throws when a planted fault is found, as it
+// must be, and lets a right kernel pass.
+void probe(const std::string& name);
+struct ProbeName {
+  std::string name;
+  bool faulty;
+};
+std::vector<ProbeName> probes();
 
 // One warp's accesses of `width` floats (1, 2 or 4): lane l loads the shared vector l / share *
 // load, stores the shared vector l * store, and moves the global vector l * global, all operands

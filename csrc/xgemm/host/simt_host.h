@@ -90,7 +90,7 @@ void expect_aligned(const void* p, size_t bytes);
 // cp.async: the destination holds NaN from the issue on and gets its value when a wait demands it,
 // not before. Bytes beyond `source_bytes` are filled with zeros.
 void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes);
-void copy_commit();
+void copy_commit(Site at);
 // Until at most so many of the thread's youngest groups are unfinished.
 void copy_wait(int groups_left, Site at);
 

@@ -12,13 +12,20 @@ namespace {
 
 const char* verb(bool write) { return write ? "writes" : "reads"; }
 
+std::string array_byte(const char* p) {
+  const auto offset = static_cast<size_t>(p - running->arena);
+  for (const Array& a : running->arrays)
+    if (offset - a.offset < a.bytes) return std::to_string(offset - a.offset) + " of " + a.name;
+  return std::to_string(offset);
+}
+
 [[noreturn]] void race(const char* p, bool write, const void* pc, bool other_write, unsigned other,
                        const void* other_pc) {
   const Block& b = *running;
   fail("race on shared memory: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
        " what " + (other == kMany ? "several threads" : thread_name(other)) +
        (other_write ? " wrote" : " read") + " at " + place(other_pc) + " with no barrier between" +
-       " (byte " + std::to_string(p - b.arena) + " of the block's arrays)");
+       " (byte " + array_byte(p) + ")");
 }
 
 void touch(Cell& c, const char* p, bool write, const void* pc) {
@@ -28,6 +35,10 @@ void touch(Cell& c, const char* p, bool write, const void* pc) {
     fail("out of bounds: " + thread_name(b.self) + " " + verb(write) +
          " shared memory outside every array at " + place(pc));
   if (c.write_phase == b.phase && c.writer != self) race(p, write, pc, true, c.writer, c.write_pc);
+  if (c.pending_phase >= b.first_phase)
+    fail("unfinished copy: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
+         " what " + thread_name(c.writer) + " copies by the cp.async at " + place(c.write_pc) +
+         " and has not waited for");
   if (write) {
     if (c.read_phase == b.phase && c.reader != self) race(p, write, pc, false, c.reader, c.read_pc);
     c.write_phase = b.phase;
