@@ -39,15 +39,32 @@ FAULTS = {
     "copy_left_behind": "unfinished copy: .* ends without a wait for its cp.async at",
     "copy_out_of_bounds": "out of bounds: .* reads global memory outside every operand",
     "missing_barrier_after_wait": "race on shared memory|uninitialised",
+    "lane_outside_its_mask": "mask: .* __shfl_sync at .* with mask 0x0000ffff, which leaves out",
+    "lane_never_comes": "deadlock: .* wait in __shfl_sync at .*; in warp 1 lane 5 waits at ",
+    "lane_has_exited": "deadlock: .* wait in __shfl_down_sync at .*; in warp 0 lane 5 has exited",
+    "different_masks": "different masks: .* 0xfffffff[df].* 0xfffffff[df]",
+    "one_sided_mask": "deadlock: .*; in warp 0 lane 16 has exited, lane 17 .* and 12 more",
+    "divergent_vote": f"divergent warp function: .* __any_sync at {PLACE} .* at {PLACE}",
+    "divergent_syncwarp": f"divergent warp function: .* __syncwarp at {PLACE} .* at {PLACE}",
+    "shuffle_from_outside_the_mask": "shuffle: .* __shfl_xor_sync at .* reads lane 16, which is",
+    "shuffle_from_no_lane": "shuffle: thread \\(32, .* reads lane 8, which is not",
+    "shuffle_of_odd_width": "shuffle: .* __shfl_up_sync at .* with width 24",
+    "missing_syncwarp": "race on shared memory|uninitialised",
+    "shuffle_orders_nothing": "race on shared memory",
+    "vote_orders_nothing": "race on shared memory",
+    "syncwarp_between_warps": "race on shared memory|uninitialised",
+    "syncwarp_of_halves": "race on shared memory|uninitialised",
+    "store_before_the_warp_has_read": "race on shared memory",
 }
 
 
 # Kernels without a fault.
-RIGHT = ["none", "pipeline"]
+RIGHT = ["none", "pipeline", "warp_exchange", "warp_copy", "warp_functions"]
 
 # What makes a line a site of each kind.
 CALLS = {
     "barrier": "__syncthreads(",
+    "warp barrier": "__syncwarp(",
     "commit": "cp_async_commit(",
     "wait": "cp_async_wait<",
 }
@@ -79,8 +96,8 @@ def sites_of_probe(function: str) -> dict[str, str]:
 
 RIGHT_SITES = [
     (probe, site)
-    for probe, function in {"none": "none", "pipeline": "run_pipeline"}.items()
-    for site in sites_of_probe(function)
+    for probe in RIGHT
+    for site in sites_of_probe({"pipeline": "run_pipeline"}.get(probe, probe))
 ]
 
 

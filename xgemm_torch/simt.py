@@ -59,8 +59,8 @@ def configure(
         _set(settings)
 
 
-SITES = ("barrier", "commit", "wait")
-"""Kinds of `sites`: __syncthreads, and the two that order cp.async."""
+SITES = ("barrier", "warp barrier", "commit", "wait")
+"""Kinds of `sites`: __syncthreads, __syncwarp, and the two that order cp.async."""
 
 
 def sites(kind: str | None = None) -> list[str]:

@@ -14,7 +14,7 @@ namespace xgemm::simt {
 
 struct Recorder;
 
-enum class Wait : uint8_t { nothing, barrier, finished };
+enum class Wait : uint8_t { nothing, barrier, warp, finished };
 
 struct Copy {              // one cp.async that has been issued and not waited for
   char* smem;
@@ -23,14 +23,37 @@ struct Copy {              // one cp.async that has been issued and not waited f
   const void* pc;
 };
 
+// A warp function that a lane has called and in which it waits for the other lanes of its mask.
+struct WarpCall {
+  const char* function = nullptr;
+  uint32_t mask = 0;         // without lanes that the warp does not have
+  int source = -1;           // the lane whose value it takes; -1: its own
+  uint64_t given = 0;
+  Meeting result{};
+  unsigned number = 0;       // of the meeting, among those of all blocks
+};
+
 struct Fiber {
   void* sp = nullptr;                       // saved stack pointer
   char* stack = nullptr;
   Wait wait = Wait::nothing;
   Site at{};                                // where it waits
+  WarpCall call;                            // in what, if that is a warp function
   std::vector<std::vector<Copy>> groups;    // committed cp.async groups, oldest first
   std::vector<Copy> open;                   // issued, not yet committed
   void* sanitizer = nullptr;                // the TSan fiber, in a TSan build
+};
+
+// Which of a warp's accesses __syncwarp has ordered within a phase. The warp's syncs are numbered;
+// an access is as old as the number of syncs before it.
+struct Warp {
+  uint32_t syncs = 0;
+  uint32_t known[32][32] = {};   // [l][r]: the last sync of lane r of which lane l knows
+
+  // Whether what `other` has done at time `then` comes before what `lane` does now.
+  bool ordered(unsigned other, uint32_t then, unsigned lane) const {
+    return known[lane][other] > then;
+  }
 };
 
 // What is known of four bytes of shared memory. A phase is the time between two barriers of a
@@ -38,10 +61,13 @@ struct Fiber {
 // between blocks.
 struct Cell {
   uint64_t write_phase = 0, read_phase = 0;
-  uint64_t pending_phase = 0;               // in which a cp.async was issued that has not landed
+  uint64_t pending_phase = 0;    // in which a cp.async was issued that has not landed
   const void *write_pc = nullptr, *read_pc = nullptr;
-  uint16_t writer = 0, reader = 0;          // thread of the block; kMany: several
-  bool inside = false;                      // of some array; false in the zones between
+  uint32_t write_syncs = 0, read_syncs = 0;      // of the warp, before the access
+  uint32_t read_lanes = 0;       // who has read, of one warp ...
+  uint16_t read_warp = 0;        // ... that one, or kMany: lanes of several
+  uint16_t writer = 0;           // thread of the block
+  bool inside = false;           // of some array; false in the zones between
 };
 constexpr uint16_t kMany = 0xffff;
 
@@ -79,6 +105,7 @@ struct Block {
   unsigned self = 0;  // the thread that runs
   uint64_t phase = 0, first_phase = 0;
   std::vector<Fiber> fibers;
+  Warp warps[32];
   std::vector<Array> arrays;
   size_t arena_used = 0;
   size_t dynamic_smem = 0;

@@ -11,6 +11,8 @@
 #if defined(XGEMM_REAL_TSAN)
 #include <sanitizer/tsan_interface.h>
 extern "C" {
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
 void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
@@ -22,6 +24,23 @@ namespace xgemm::simt {
 // was saved. 12 to 19 ns a switch, bookkeeping included; swapcontext makes a system call and takes
 // 247.
 extern "C" void xgemm_switch(void** from, void* to);
+
+// What the emulator does on a fiber and no thread of the kernel, as memcpy and memset would have it
+// in a TSan build.
+struct Hidden {
+#if defined(XGEMM_REAL_TSAN)
+  Hidden() {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~Hidden() {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+#else
+  Hidden() {}
+#endif
+};
 
 struct SanitizerContext {
 #if defined(__SANITIZE_ADDRESS__)
@@ -36,6 +55,7 @@ struct SanitizerContext {
            // the next barrier must not be seen by a slow one that leaves this one
   char blocks[2] =
       {};  // the same for the blocks of a grid, which take turns on the same arrays: a thread
+  char meetings[4096] = {};  // one for each meeting of a warp's lanes at __syncwarp, for some time
   unsigned turn = 0;  // sees what the block before has done, and nothing of its own
 #endif
 };
@@ -129,6 +149,20 @@ inline void barrier_leave(SanitizerContext& c, uint64_t phase) {
   (void)c, (void)phase;
 }
 
+inline void warp_arrive(SanitizerContext& c, unsigned meeting) {
+#if defined(XGEMM_REAL_TSAN)
+  __tsan_release(&c.meetings[meeting % sizeof c.meetings]);
+#endif
+  (void)c, (void)meeting;
+}
+
+inline void warp_leave(SanitizerContext& c, unsigned meeting) {
+#if defined(XGEMM_REAL_TSAN)
+  __tsan_acquire(&c.meetings[meeting % sizeof c.meetings]);
+#endif
+  (void)c, (void)meeting;
+}
+
 // What the host did before a launch is seen by its threads, and what they did by the host
 // afterwards.
 inline void launch_begins(SanitizerContext& c) {
@@ -152,13 +186,20 @@ inline void launch_ends(SanitizerContext& c) {
   (void)c;
 }
 
-// Fibers of a failed block are left where they stand; their frames' red zones must not outlive
-// them.
-inline void abandon_fibers(SanitizerContext& c, const char* stacks, size_t bytes) {
+// Fibers of a failed block are left where they stand. Their frames' red zones must not outlive
+// them, and what they have done comes before all that the host does afterwards.
+inline void abandon_fibers(SanitizerContext& c, const Block& b) {
 #if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(stacks, bytes);
+  __asan_unpoison_memory_region(b.stacks, b.stack_bytes);
 #endif
-  (void)c, (void)stacks, (void)bytes;
+#if defined(XGEMM_REAL_TSAN)
+  for (const Fiber& f : b.fibers) {
+    __tsan_switch_to_fiber(f.sanitizer, 1);
+    __tsan_release(&c.blocks[0]);
+    __tsan_switch_to_fiber(c.scheduler, 1);
+  }
+#endif
+  (void)c, (void)b;
 }
 
 inline void poison_zones(const char* zone, size_t zone_bytes, const char* array, size_t bytes,
@@ -176,13 +217,8 @@ inline void poison(char* array, size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(array, bytes);
 #endif
-#if defined(XGEMM_REAL_TSAN)
-  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
-#endif
+  const Hidden hidden;
   std::memset(array, 0xff, bytes);
-#if defined(XGEMM_REAL_TSAN)
-  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
-#endif
 }
 
 }  // namespace xgemm::simt

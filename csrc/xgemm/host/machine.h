@@ -23,6 +23,8 @@ struct Machine {
   void* scheduler_sp = nullptr;
   SanitizerContext sanitizer;
   uint64_t phase = 0;
+  unsigned meetings = 0;         // of lanes of warps, so far
+  bool released = false;         // some lanes have just met
   std::mt19937_64 random;
   const void* arguments = nullptr;
   void (*thread)(const void*) = nullptr;
@@ -38,6 +40,7 @@ struct Machine {
   Machine() {
     block.arena = static_cast<char*>(map(kArena));
     block.cells = cells.data();
+    seen.reserve(256);           // it is not to grow on a fiber, which a sanitizer may watch
   }
   ~Machine() {
     munmap(block.arena, kArena);

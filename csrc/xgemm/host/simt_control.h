@@ -27,8 +27,8 @@ void configure(const Settings&);
 int forced_row(const Stage& stage);
 
 // What orders the accesses of threads and the copies of cp.async, and can be left out for a test.
-enum class Sync : uint8_t { barrier, commit, wait };
-constexpr const char* kSync[] = {"barrier", "commit", "wait"};
+enum class Sync : uint8_t { barrier, warp_barrier, commit, wait };
+constexpr const char* kSync[] = {"barrier", "warp barrier", "commit", "wait"};
 struct SyncSite {
   Sync kind;
   std::string place;  // "file.cu:line"

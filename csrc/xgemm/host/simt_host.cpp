@@ -41,11 +41,16 @@ void order(std::vector<unsigned>& items, Order how, std::mt19937_64& random) {
   if (how == Order::random) std::shuffle(items.begin(), items.end(), random);
 }
 
+std::string where(const Fiber& f) {
+  return (f.wait == Wait::warp ? std::string("in ") + f.call.function + " " : "") + "at " +
+         place(f.at);
+}
+
 std::string waiting(const Block& b) {
   std::string text;
   std::vector<std::pair<std::string, unsigned>> groups;
   for (const Fiber& f : b.fibers) {
-    const std::string at = f.wait == Wait::finished ? "have exited" : "wait at " + place(f.at);
+    const std::string at = f.wait == Wait::finished ? "have exited" : "wait " + where(f);
     auto g =
         std::find_if(groups.begin(), groups.end(), [&](const auto& x) { return x.first == at; });
     if (g == groups.end()) groups.push_back({at, 1});
@@ -57,8 +62,32 @@ std::string waiting(const Block& b) {
   return text;
 }
 
+// Of a thread that waits in a warp function: those who do not come.
+std::string missing(const Block& b, unsigned thread) {
+  constexpr int kNamed = 4;
+  const WarpCall& call = b.fibers[thread].call;
+  const unsigned first = thread / 32 * 32;
+  std::string text;
+  int count = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if (!(call.mask >> lane & 1)) continue;
+    const Fiber& f = b.fibers[first + lane];
+    if (f.wait == Wait::warp && f.call.mask == call.mask) continue;
+    if (count++ >= kNamed) continue;
+    text += (text.empty() ? "lane " : ", lane ") + std::to_string(lane) +
+            (f.wait == Wait::finished ? " has exited" : " waits " + where(f));
+  }
+  return text + (count > kNamed ? " and " + std::to_string(count - kNamed) + " more" : "");
+}
+
 // All threads that can have stopped: either all wait at one barrier, or the block is in trouble.
 void release(Block& b) {
+  for (unsigned t = 0; t < b.threads; ++t)
+    if (b.fibers[t].wait == Wait::warp) {
+      b.error = "deadlock: lanes of a warp don't meet: " + waiting(b) + "; in warp " +
+                std::to_string(t / 32) + " " + missing(b, t);
+      return;
+    }
   const Site first = b.fibers[0].at;
   for (const Fiber& f : b.fibers) {
     if (f.wait == Wait::finished) {
@@ -93,16 +122,19 @@ void run_block(Machine& m, Order how) {
   std::vector<unsigned> turn(b.threads);
   std::iota(turn.begin(), turn.end(), 0u);
   for (;;) {
-    order(turn, how, m.random);
+    do {
+      m.released = false;
+      order(turn, how, m.random);
+      for (unsigned t : turn) {
+        if (b.fibers[t].wait != Wait::nothing) continue;
+        b.self = t;
+        running = &b;
+        switch_to_fiber(m.sanitizer, b.fibers[t], &m.scheduler_sp);
+        running = nullptr;
+        if (!b.error.empty()) return;
+      }
+    } while (m.released);   // lanes that have had their turn may go on
     bool finished = true;
-    for (unsigned t : turn) {
-      if (b.fibers[t].wait != Wait::nothing) continue;
-      b.self = t;
-      running = &b;
-      switch_to_fiber(m.sanitizer, b.fibers[t], &m.scheduler_sp);
-      running = nullptr;
-      if (!b.error.empty()) return;
-    }
     for (unsigned t : turn) finished = finished && b.fibers[t].wait == Wait::finished;
     if (finished) break;
     release(b);
@@ -196,9 +228,9 @@ void run_grid(dim3 grid, dim3 dims, size_t smem, void (*thread)(const void*), co
     run_block(m, s.order);
     if (!m.block.error.empty()) break;
   }
+  if (!m.block.error.empty()) abandon_fibers(m.sanitizer, m.block);
   launch_ends(m.sanitizer);
   if (m.block.error.empty()) return;
-  abandon_fibers(m.sanitizer, m.stacks, m.stack_count * kStack);
   const dim3 at = m.block.index;
   throw std::runtime_error("xgemm simt: " + m.block.error + "; block (" + std::to_string(at.x) +
                            ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")");

@@ -6,6 +6,7 @@
 // barriers and the launch's operands.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -77,6 +78,28 @@ dim3 grid_dim();
 // __syncthreads: all threads of the block meet, at one line.
 void barrier(Site at);
 
+// Functions of a warp: the lanes of a mask meet in one call of one line. A lane that calls one with
+// a mask without itself, or meets lanes with another mask or at another line, or waits for lanes
+// that never come, is an error. So is a lane that has exited: CUDA would let the others pass.
+// Lanes that the last warp of a block does not have may be in a mask, but have no value to give.
+struct Meeting {
+  uint64_t value;  // of the source lane
+  unsigned ballot, lanes;  // who gave an odd number; who met
+};
+enum class Shuffle { index, up, down, across };
+Meeting shuffle(Shuffle how, unsigned mask, uint64_t value, int argument, int width, Site at);
+Meeting vote(const char* function, unsigned mask, bool value, Site at);
+// Also orders the accesses of these lanes to memory, which the others do not.
+void warp_barrier(unsigned mask, Site at);
+
+template <class T>
+T shuffle_as(Shuffle how, unsigned mask, T value, int argument, int width, Site at) {
+  static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  const Meeting m = shuffle(how, mask, std::bit_cast<Bits>(value), argument, width, at);
+  return std::bit_cast<T>(static_cast<Bits>(m.value));
+}
+
 // The block's shared array declared at `site`: zones of no-man's-land around it, filled with NaN
 // when the block starts.
 void* shared_array(const void* site, size_t bytes, const char* name);
@@ -116,6 +139,41 @@ XGEMM_UNWATCHED void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t 
 }
 
 }  // namespace xgemm::simt
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32,
+              xgemm::simt::Site at = xgemm::simt::here()) {
+  return shuffle_as(xgemm::simt::Shuffle::index, mask, value, lane, width, at);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = 32,
+                 xgemm::simt::Site at = xgemm::simt::here()) {
+  return shuffle_as(xgemm::simt::Shuffle::up, mask, value, static_cast<int>(distance), width, at);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32,
+                   xgemm::simt::Site at = xgemm::simt::here()) {
+  return shuffle_as(xgemm::simt::Shuffle::down, mask, value, static_cast<int>(distance), width, at);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
+                  xgemm::simt::Site at = xgemm::simt::here()) {
+  return shuffle_as(xgemm::simt::Shuffle::across, mask, value, lanes, width, at);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate,
+                              xgemm::simt::Site at = xgemm::simt::here()) {
+  return xgemm::simt::vote("__ballot_sync", mask, predicate, at).ballot;
+}
+inline int __any_sync(unsigned mask, int predicate, xgemm::simt::Site at = xgemm::simt::here()) {
+  return xgemm::simt::vote("__any_sync", mask, predicate, at).ballot != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, xgemm::simt::Site at = xgemm::simt::here()) {
+  const xgemm::simt::Meeting m = xgemm::simt::vote("__all_sync", mask, predicate, at);
+  return m.ballot == m.lanes;
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, xgemm::simt::Site at = xgemm::simt::here()) {
+  xgemm::simt::warp_barrier(mask, at);
+}
 
 #define threadIdx (::xgemm::simt::thread_index())
 #define blockIdx (::xgemm::simt::block_index())

@@ -19,40 +19,81 @@ std::string array_byte(const char* p) {
   return std::to_string(offset);
 }
 
-[[noreturn]] void race(const char* p, bool write, const void* pc, bool other_write, unsigned other,
-                       const void* other_pc) {
+// `others`: the threads that were there first, one or more.
+[[noreturn]] void race(const char* p, bool write, const void* pc, bool other_write,
+                       const std::string& others, const void* other_pc) {
   const Block& b = *running;
   fail("race on shared memory: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
-       " what " + (other == kMany ? "several threads" : thread_name(other)) +
-       (other_write ? " wrote" : " read") + " at " + place(other_pc) + " with no barrier between" +
-       " (byte " + array_byte(p) + ")");
+       " what " + others + (other_write ? " wrote" : " read") + " at " + place(other_pc) +
+       " with no barrier between (byte " + array_byte(p) + ")");
+}
+
+std::string readers(const Cell& c, uint32_t lanes) {
+  if (c.read_warp == kMany || (lanes & (lanes - 1))) return "several threads";
+  return thread_name(c.read_warp * 32u + static_cast<unsigned>(__builtin_ctz(lanes)));
+}
+
+// Whether all reads of these lanes come before what `lane` does now.
+bool all_ordered(const Warp& w, uint32_t lanes, uint32_t then, unsigned lane) {
+  for (; lanes; lanes &= lanes - 1)
+    if (!w.ordered(static_cast<unsigned>(__builtin_ctz(lanes)), then, lane)) return false;
+  return true;
+}
+
+void note_read(Cell& c, const void* pc) {
+  const Block& b = *running;
+  const unsigned warp = b.self / 32, lane = b.self % 32;
+  const Warp& w = b.warps[warp];
+  c.read_pc = pc;
+  if (c.read_phase == b.phase && c.read_warp != warp) {
+    c.read_warp = kMany;
+    return;
+  }
+  // Reads that come before this one need not be kept: whoever comes after this comes after them.
+  // Of lanes that __syncwarp has brought to different times the oldest counts: a write may be taken
+  // for ordered that is not, but none the other way.
+  const uint32_t others = c.read_phase == b.phase ? c.read_lanes & ~(1u << lane) : 0;
+  if (others && (c.read_syncs == w.syncs || !all_ordered(w, others, c.read_syncs, lane))) {
+    c.read_lanes |= 1u << lane;
+    return;
+  }
+  c.read_phase = b.phase;
+  c.read_warp = static_cast<uint16_t>(warp);
+  c.read_lanes = 1u << lane;
+  c.read_syncs = w.syncs;
 }
 
 void touch(Cell& c, const char* p, bool write, const void* pc) {
-  Block& b = *running;
-  const auto self = static_cast<uint16_t>(b.self);
+  const Block& b = *running;
+  const unsigned warp = b.self / 32, lane = b.self % 32;
+  const Warp& w = b.warps[warp];
   if (!c.inside)
     fail("out of bounds: " + thread_name(b.self) + " " + verb(write) +
          " shared memory outside every array at " + place(pc));
-  if (c.write_phase == b.phase && c.writer != self) race(p, write, pc, true, c.writer, c.write_pc);
+  if (c.write_phase == b.phase && c.writer != b.self &&
+      (c.writer / 32 != warp || !w.ordered(c.writer % 32, c.write_syncs, lane)))
+    race(p, write, pc, true, thread_name(c.writer), c.write_pc);
   if (c.pending_phase >= b.first_phase)
     fail("unfinished copy: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
          " what " + thread_name(c.writer) + " copies by the cp.async at " + place(c.write_pc) +
          " and has not waited for");
   if (write) {
-    if (c.read_phase == b.phase && c.reader != self) race(p, write, pc, false, c.reader, c.read_pc);
+    if (c.read_phase == b.phase) {
+      const bool own = c.read_warp == warp;
+      const uint32_t others = c.read_lanes & ~(own ? 1u << lane : 0);
+      if (!own || !all_ordered(w, others, c.read_syncs, lane))
+        race(p, write, pc, false, readers(c, others), c.read_pc);
+    }
     c.write_phase = b.phase;
-    c.writer = self;
+    c.writer = static_cast<uint16_t>(b.self);
+    c.write_syncs = w.syncs;
     c.write_pc = pc;
     return;
   }
   if (c.write_phase < b.first_phase)
     fail("uninitialised: " + thread_name(b.self) +
          " reads shared memory that no thread has written, at " + place(pc));
-  if (c.read_phase != b.phase) c.reader = self;
-  else if (c.reader != self) c.reader = kMany;
-  c.read_phase = b.phase;
-  c.read_pc = pc;
+  note_read(c, pc);
 }
 
 // The module's own constants and statics.
