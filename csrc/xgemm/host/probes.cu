@@ -99,9 +99,11 @@ __global__ void missing_barrier_after_wait(const Gemm g) {
   g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
 }
 
+inline void copy_late(float* to, const float* from) { copy_issue(to, from, 4, 4); }
+
 __global__ void missing_commit(const Gemm g) {
   XGEMM_SHARED(S, float[kThreads]);
-  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  copy_late(&S[threadIdx.x], g.a.ptr(0, threadIdx.x));
   cp_async_wait<0>();
   __syncthreads();
   g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
@@ -112,7 +114,7 @@ __global__ void missing_commit(const Gemm g) {
 // The thread stores where its own copy is still on its way.
 __global__ void overtaken_copy(const Gemm g) {
   XGEMM_SHARED(S, float[kThreads]);
-  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  copy_late(&S[threadIdx.x], g.a.ptr(0, threadIdx.x));
   cp_async_commit();
   S[threadIdx.x] = 0.f;
   cp_async_wait<0>();
@@ -121,14 +123,14 @@ __global__ void overtaken_copy(const Gemm g) {
 
 __global__ void copy_left_behind(const Gemm g) {
   XGEMM_SHARED(S, float[kThreads]);
-  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  copy_late(&S[threadIdx.x], g.a.ptr(0, threadIdx.x));
   cp_async_commit();
   g.store(0, threadIdx.x, g.a(0, threadIdx.x));
 }
 
 __global__ void copy_out_of_bounds(const Gemm g) {
   XGEMM_SHARED(S, float[kThreads]);
-  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x + 1), true);
+  copy_late(&S[threadIdx.x], g.a.ptr(0, threadIdx.x + 1));
   cp_async_commit();
   cp_async_wait<0>();
   g.store(0, threadIdx.x, S[threadIdx.x]);
@@ -143,8 +145,7 @@ __device__ void run_pipeline(const Gemm& g) {
   XGEMM_SHARED(S, float[kBuffers][kThreads]);
   const int t = threadIdx.x;
   const auto fetch = [&](int slice) {
-    if (slice < kSlices)
-      cp_async<4>(&S[slice % kBuffers][t], g.a.ptr(0, (t + slice) % kThreads), true);
+    if (slice < kSlices) copy_late(&S[slice % kBuffers][t], g.a.ptr(0, (t + slice) % kThreads));
     cp_async_commit();
   };
   for (int slice = 0; slice < kBuffers - 1; ++slice) fetch(slice);
@@ -276,7 +277,7 @@ __global__ void warp_exchange(const Gemm g) {
 // Copies that a warp waits for, and reads, alone.
 __global__ void warp_copy(const Gemm g) {
   XGEMM_SHARED(S, float[kThreads]);
-  cp_async<4>(&S[threadIdx.x], g.a.ptr(0, threadIdx.x), true);
+  copy_late(&S[threadIdx.x], g.a.ptr(0, threadIdx.x));
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
