@@ -36,7 +36,9 @@ def test_program(plan, name):
 
 
 # What ends a probe under a sanitizer: its report, or the host flavour's own error; "" for nothing.
-RIGHT = dict.fromkeys(("none", "pipeline", "warp_exchange", "warp_copy", "warp_functions"), "")
+RIGHT = dict.fromkeys(
+    ("none", "zero_fill", "pipeline", "warp_exchange", "warp_copy", "warp_functions"), ""
+)
 OURS = dict.fromkeys(("lane_never_comes", "different_masks", "shuffle_from_no_lane"), "xgemm simt:")
 RACES = (
     "race",

@@ -32,6 +32,7 @@ FAULTS = {
     "store_to_an_input": "out of bounds: .* writes global memory outside every operand",
     "two_blocks_one_tile": "race on global memory: .* of block [01] .* of block [01]",
     "misaligned": "misaligned: .* moves 16 bytes",
+    "misaligned_vector": "misaligned: .* moves 16 bytes",
     "missing_wait": "unfinished copy: .* reads at .* has not waited for",
     "missing_commit": "unfinished copy: .* reads at .* has not waited for",
     "wait_one_short": "unfinished copy: .* reads at .* has not waited for",
@@ -59,7 +60,7 @@ FAULTS = {
 
 
 # Kernels without a fault.
-RIGHT = ["none", "pipeline", "warp_exchange", "warp_copy", "warp_functions"]
+RIGHT = ["none", "zero_fill", "pipeline", "warp_exchange", "warp_copy", "warp_functions"]
 
 # What makes a line a site of each kind.
 CALLS = {

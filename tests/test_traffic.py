@@ -21,6 +21,12 @@ def line(code: str) -> str:
     return f"probes.cu:{found[0]}"
 
 
+def source(file: str) -> list[str]:
+    """The lines of a stage, without comments."""
+    text = (PROBES.parent.parent / "stages" / file).read_text()
+    return [line.split("//")[0] for line in text.splitlines()]
+
+
 def strided(width, *, share=1, load=1, store=1, move=1, first=0, lanes=32) -> simt.Counts:
     """What one warp's accesses cost, one of each kind."""
     rows = _C.simt_probe_traffic(width, share, load, store, move, first, lanes)
@@ -164,6 +170,13 @@ def test_every_stage_is_traced_and_counted(stage, layout):
     assert counts.total.global_store.bytes == 4 * m * n
     file = next(s.file for s in xgemm_torch.stages() if s.name == stage)
     assert counts.lines and all(at.startswith(file + ":") for at in counts.lines)
+
+    # What a thread copies, it waits for: as many bytes land as are issued.
+    first = simt.trace(stage, m, n, k, **flags)
+    issued, waits = first.where(kind="copy issue"), first.where(kind="copy wait")
+    assert issued.column("bytes").sum() == waits.column("bytes").sum()
+    assert bool(len(issued)) == any("cp_async" in text for text in source(file))
+    assert (issued.column("array") >= 0).all() and (waits.column("array") < 0).all()
 
     seen = {"A": torch.zeros(m, k), "B": torch.zeros(k, n), "D": torch.zeros(m, n)}
     block, blocks = 0, 1

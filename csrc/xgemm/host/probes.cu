@@ -324,6 +324,25 @@ __global__ void none(const Gemm g) {
   g.store(0, threadIdx.x, S[kThreads - 1 - threadIdx.x]);
 }
 
+// Where the source is outside the operand cp.async fills with zeros and does not read.
+__global__ void zero_fill(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  const int t = threadIdx.x;
+  copy_issue(&S[t], g.a.ptr(0, t % 2 ? t : t + kThreads), 4, t % 2 ? 4 : 0);
+  cp_async_commit();
+  cp_async_wait<0>();
+  g.store(0, t, S[t]);
+}
+
+// A vector whose pointer has not been through load4.
+__global__ void misaligned_vector(const Gemm g) {
+  XGEMM_SHARED(S, float[2 * kThreads]);
+  S[threadIdx.x] = S[threadIdx.x + kThreads] = g.a(0, threadIdx.x);
+  __syncthreads();
+  const float4 v = *reinterpret_cast<const float4*>(S + threadIdx.x);
+  g.store(0, threadIdx.x, v.w);
+}
+
 struct Probe {
   const char* name;
   void (*kernel)(Gemm);
@@ -339,6 +358,7 @@ constexpr Probe kProbes[] = {
        for (int s = 0; s < kSlices; ++s) sum += (kThreads - 1 - i + s) % kThreads;
        return sum;
      }},
+    {"zero_fill", zero_fill, 1, kThreads, [](int i) { return i % 2 ? float(i) : 0.f; }},
     {"race", race},
     {"race_of_writers", race_of_writers},
     {"deadlock", deadlock},
@@ -351,6 +371,7 @@ constexpr Probe kProbes[] = {
     {"store_to_an_input", store_to_an_input},
     {"two_blocks_one_tile", two_blocks_one_tile, 2},
     {"misaligned", misaligned},
+    {"misaligned_vector", misaligned_vector},
     {"missing_wait", missing_wait},
     {"missing_commit", missing_commit},
     {"wait_one_short", wait_one_short},

@@ -107,13 +107,13 @@ bool within(const char* p, const char* base, size_t bytes) {
   return static_cast<size_t>(p - base) < bytes;
 }
 
-inline void note(void* address, size_t bytes, bool write, const void* pc) {
+inline void note(void* address, size_t bytes, bool write, const void* pc, bool vector = false) {
   if (!running || running->quiet) return;
   const char* p = static_cast<const char*>(address);
   const Block& b = *running;
   if (within(p, b.stacks, b.stack_bytes) || within(p, b.arguments, b.argument_bytes)) return;
   const Quiet quiet;
-  if (bytes == 16) expect_aligned(p, 16, pc);
+  if (vector) expect_aligned(p, bytes, pc);
   const bool shared = within(p, b.arena, kArena);
   record({.what = access(shared, write), .bytes = static_cast<int>(bytes), .pc = pc, .p = p});
   if (shared) note_shared(p, bytes, write, pc);
@@ -191,20 +191,20 @@ void note_shared(const char* p, size_t bytes, bool write, const void* pc) {
 
 #ifndef XGEMM_REAL_TSAN
 
-// The interface that gcc and clang compile to. A 16-byte access of a stage is a vector's: it must
-// be aligned.
-#define XGEMM_HOOK(size)                                            \
-  void __tsan_read##size(void* p) {                                 \
-    xgemm::simt::note(p, size, false, __builtin_return_address(0)); \
-  }                                                                 \
-  void __tsan_write##size(void* p) {                                \
-    xgemm::simt::note(p, size, true, __builtin_return_address(0));  \
-  }                                                                 \
-  void __tsan_unaligned_read##size(void* p) {                       \
-    xgemm::simt::note(p, size, false, __builtin_return_address(0)); \
-  }                                                                 \
-  void __tsan_unaligned_write##size(void* p) {                      \
-    xgemm::simt::note(p, size, true, __builtin_return_address(0));  \
+// The interface that gcc and clang compile to. A vector's access is one of 16 bytes and must be
+// aligned; the compiler calls unaligned what it makes of several smaller ones.
+#define XGEMM_HOOK(size)                                                        \
+  void __tsan_read##size(void* p) {                                             \
+    xgemm::simt::note(p, size, false, __builtin_return_address(0), size == 16); \
+  }                                                                             \
+  void __tsan_write##size(void* p) {                                            \
+    xgemm::simt::note(p, size, true, __builtin_return_address(0), size == 16);  \
+  }                                                                             \
+  void __tsan_unaligned_read##size(void* p) {                                   \
+    xgemm::simt::note(p, size, false, __builtin_return_address(0));             \
+  }                                                                             \
+  void __tsan_unaligned_write##size(void* p) {                                  \
+    xgemm::simt::note(p, size, true, __builtin_return_address(0));              \
   }
 
 extern "C" {
