@@ -14,7 +14,7 @@ import xgemm_torch
 from xgemm_torch import _C, simt
 
 STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
-PROBES = STAGE_FILES.parent / "host" / "probes.cu"
+PROBES = sorted((STAGE_FILES.parent / "host").glob("probes*.cu"))
 PLACE = r"[\w.]+\.(cu|h):\d+"
 CAUGHT = "race on shared memory|uninitialised|unfinished copy"
 
@@ -90,9 +90,12 @@ SITES = {
 
 def sites_of_probe(function: str) -> dict[str, str]:
     """The sites of one function of the probes."""
-    lines = PROBES.read_text().splitlines()
-    first = next(n for n, line in enumerate(lines, 1) if re.match(rf"__.* void {function}\(", line))
-    return sites_in(PROBES, first, lines.index("}", first))
+    for path in PROBES:
+        lines = path.read_text().splitlines()
+        for first, line in enumerate(lines, 1):
+            if re.match(rf"__.* void {function}\(", line):
+                return sites_in(path, first, lines.index("}", first))
+    raise ValueError(f"no probe has a function {function}")
 
 
 RIGHT_SITES = [

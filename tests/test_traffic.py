@@ -11,19 +11,19 @@ import torch
 import xgemm_torch
 from xgemm_torch import _C, simt
 
-PROBES = Path(__file__).parent.parent / "csrc" / "xgemm" / "host" / "probes.cu"
+STRIDES = Path(__file__).parent.parent / "csrc" / "xgemm" / "host" / "strides.cu"
 
 
 def line(code: str) -> str:
     """Where the probe with strides holds this code."""
-    found = [n for n, text in enumerate(PROBES.read_text().splitlines(), 1) if code in text]
+    found = [n for n, text in enumerate(STRIDES.read_text().splitlines(), 1) if code in text]
     assert len(found) == 1, found
-    return f"probes.cu:{found[0]}"
+    return f"strides.cu:{found[0]}"
 
 
 def source(file: str) -> list[str]:
     """The lines of a stage, without comments."""
-    text = (PROBES.parent.parent / "stages" / file).read_text()
+    text = (STRIDES.parent.parent / "stages" / file).read_text()
     return [line.split("//")[0] for line in text.splitlines()]
 
 

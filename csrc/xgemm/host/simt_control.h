@@ -95,7 +95,7 @@ struct TrafficRow {
 std::vector<TrafficRow> traffic(const std::string& stage, int64_t m, int64_t n, int64_t k,
                                 bool trans_a, bool trans_b);
 
-// Runs one of the small kernels of host/probes.cu. It throws when a planted fault is found, as it
+// Runs one of the small kernels of host/probes*.cu. It throws when a planted fault is found, as it
 // must be, and lets a right kernel pass.
 void probe(const std::string& name);
 struct ProbeName {
