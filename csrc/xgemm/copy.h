@@ -20,12 +20,6 @@ __device__ __forceinline__ void store4(float* p, float4 v) {
   *reinterpret_cast<float4*>(p) = v;
 }
 
-// Column `step` of row i of an outer product, every other row backwards: the element of B that ends
-// a row begins the next and stays in the operand cache of the FFMA pipe.
-__device__ __forceinline__ constexpr int serpentine(int i, int step, int columns) {
-  return i % 2 ? columns - 1 - step : step;
-}
-
 // How much of K a slice of BK holds that begins at k0.
 __device__ __forceinline__ int slice_depth(int64_t k, int64_t k0, int BK) {
   return k - k0 < BK ? static_cast<int>(k - k0) : BK;
@@ -44,18 +38,21 @@ struct Loader {
   static_assert(kThreads % kLanes == 0 && kEach * W * kThreads == L * BK && kEach > 0);
 
   const float* p;  // the thread's first element of the next slice
-  int64_t along;  // from an element of a vector to the next
+  int64_t along;   // from an element of a vector to the next
   int64_t across;  // from a vector of the thread to its next
-  int64_t slice;  // from a slice to the next
-  int l, k;  // the first element's place in the slice
-  int rows;  // rows of the operand from the slice's first one on, at most L
+  int64_t slice;   // from a slice to the next
+  int64_t left;    // how much of K is from the next slice on
+  int l, k;        // the first element's place in the slice
+  int rows;        // rows of the operand from the slice's first one on, at most L
+  int whole;       // slices from the next one on that have no edge and move in vectors
   float pad;
-  bool wide;  // vectors may move as 16 bytes
   float v[kEach][W];
 
-  // `rows_of` is the operand with rows along k; the slice's rows begin at l0 of `length`.
-  __device__ Loader(const View<const float>& rows_of, int64_t l0, int64_t length, float pad_)
-      : pad(pad_) {
+  // `rows_of` is the operand with rows along k, `depth` long; the slices' rows begin at l0 of
+  // `length`.
+  __device__ Loader(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t depth,
+                    float pad_)
+      : left(depth), pad(pad_) {
     const int run = threadIdx.x % kLanes * W, line = threadIdx.x / kLanes;
     k = kAlongK ? run : line;
     l = kAlongK ? line : run;
@@ -63,39 +60,46 @@ struct Loader {
     across = (kAlongK ? rows_of.rs : rows_of.cs) * kStep;
     slice = rows_of.cs * BK;
     rows = static_cast<int>(length - l0 < L ? length - l0 : L);
-    wide = W == 4 && (kAlongK ? rows_of.wide() : rows_of.transposed().wide());
+    const bool wide = W == 1 || (kAlongK ? rows_of.wide() : rows_of.transposed().wide());
+    whole = wide && rows == L ? static_cast<int>(depth / BK) : 0;
     p = rows_of.ptr(l0 + l, k);
   }
 
-  // gmem -> registers, then on to the next slice. `depth` is how much of K the slice holds, at most
-  // BK.
-  __device__ void fetch(int depth) {
-    const bool whole = rows == L && depth == BK;
+  // gmem -> registers, then on to the next slice.
+  __device__ __forceinline__ void fetch() {
+    if (whole-- > 0) [[likely]] {
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const float* q = p + e * across;
-      const int run_left = kAlongK ? depth - k : rows - l;
-      const bool inside = kAlongK ? l + e * kStep < rows : k + e * kStep < depth;
-      if constexpr (W == 4) {
-        if (wide && (whole || (inside && run_left >= W))) {
-          load4(v[e], q);
-          continue;
-        }
+      for (int e = 0; e < kEach; ++e) {
+        if constexpr (W == 4) load4(v[e], p + e * across);
+        else v[e][0] = p[e * across];
       }
+    } else {
+      const int64_t run_left = kAlongK ? left - k : rows - l;
 #pragma unroll
-      for (int w = 0; w < W; ++w) v[e][w] = whole || (inside && w < run_left) ? q[w * along] : pad;
+      for (int e = 0; e < kEach; ++e) {
+        const bool inside = kAlongK ? l + e * kStep < rows : k + e * kStep < left;
+#pragma unroll
+        for (int w = 0; w < W; ++w)
+          v[e][w] = inside && w < run_left ? p[e * across + w * along] : pad;
+      }
     }
     p += slice;
+    left -= BK;
   }
 
   // registers -> smem, S[l][k] (row-major) ...
   template <int kRow>
   __device__ void store_rows(float (&S)[L][kRow]) const {
 #pragma unroll
-    for (int e = 0; e < kEach; ++e)
+    for (int e = 0; e < kEach; ++e) {
+      if constexpr (W == 4 && kAlongK) {
+        store4(&S[l + e * kStep][k], make_float4(v[e][0], v[e][1], v[e][2], v[e][3]));
+      } else {
 #pragma unroll
-      for (int w = 0; w < W; ++w)
-        (kAlongK ? S[l + e * kStep][k + w] : S[l + w][k + e * kStep]) = v[e][w];
+        for (int w = 0; w < W; ++w)
+          (kAlongK ? S[l + e * kStep][k + w] : S[l + w][k + e * kStep]) = v[e][w];
+      }
+    }
   }
 
   // ... or S[k][l] (K-major).

@@ -13,9 +13,9 @@ namespace xgemm {
 constexpr int64_t kMaxGridX = 2147483647, kMaxGridZ = 65535;
 
 // Tiles along grid.x (2^31 - 1 of them fit), problems of the batch along grid.z, in as many
-// launches as that takes.
+// launches as that takes. `smem`: dynamic shared memory of a block, in bytes.
 inline void launch_tiles(void (*kernel)(Gemm), const Gemm& g, const Tile& t, dim3 block,
-                         const Context& context) {
+                         const Context& context, size_t smem = 0) {
   const int64_t tiles = tile_count(g, t.BM, t.BN);
   if (tiles > kMaxGridX)
     throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
@@ -24,7 +24,8 @@ inline void launch_tiles(void (*kernel)(Gemm), const Gemm& g, const Tile& t, dim
     part.batch = std::min(g.batch - z, kMaxGridZ);
     launch(kernel,
            {.grid = dim3(static_cast<unsigned>(tiles), 1, static_cast<unsigned>(part.batch)),
-            .block = block},
+            .block = block,
+            .smem = smem},
            context, part);
   }
 }
@@ -32,13 +33,14 @@ inline void launch_tiles(void (*kernel)(Gemm), const Gemm& g, const Tile& t, dim
 // launch_tiles for kernels<a, b>: whether A, and B transposed, are walked along k. `kernels` is
 // called with two std::bool_constants and gives the kernel.
 template <class Kernels>
-void launch_tiles_by_major(Kernels kernels, const Gemm& g, const Tile& t, const Context& context) {
+void launch_tiles_by_major(Kernels kernels, const Gemm& g, const Tile& t, const Context& context,
+                           size_t smem = 0) {
   using std::false_type, std::true_type;
   const bool a = along_k(g.a, g.m, g.k), b = along_k(g.b.transposed(), g.n, g.k);
   void (*kernel)(Gemm) =
       a ? (b ? kernels(true_type(), true_type()) : kernels(true_type(), false_type()))
         : (b ? kernels(false_type(), true_type()) : kernels(false_type(), false_type()));
-  launch_tiles(kernel, g, t, dim3(t.threads()), context);
+  launch_tiles(kernel, g, t, dim3(t.threads()), context, smem);
 }
 
 }  // namespace xgemm

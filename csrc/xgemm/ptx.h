@@ -6,23 +6,53 @@
 
 namespace xgemm {
 
-// gmem -> smem past the registers (sm_80): kBytes of 4, 8 or 16, both ends aligned to it; zeros
-// where `inside` is false.
-template <int kBytes>
-__device__ __forceinline__ void cp_async(float* smem, const float* gmem, bool inside) {
+// A place in shared memory, in floats. On the GPU it is a 32-bit address of the shared window in
+// one register, where a pointer would be computed anew from thread indices at every use.
+struct Smem {
 #ifdef __CUDACC__
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(smem));
-  const int source = inside ? kBytes : 0;
+  unsigned at;
+  __device__ __forceinline__ explicit Smem(const float* p)
+      : at(static_cast<unsigned>(__cvta_generic_to_shared(p))) {
+    asm volatile("" : "+r"(at));  // opaque: the address is kept, not its formula
+  }
+  __device__ __forceinline__ Smem operator+(int floats) const { return Smem(at + floats * 4u); }
+
+ private:
+  __device__ __forceinline__ explicit Smem(unsigned a) : at(a) {}
+#else
+  float* at;
+  explicit Smem(const float* p) : at(const_cast<float*>(p)) {}
+  Smem operator+(int floats) const { return Smem(at + floats); }
+#endif
+};
+
+// 16 bytes of shared memory into registers.
+__device__ __forceinline__ void load4(float* registers, Smem from) {
+#ifdef __CUDACC__
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(registers[0]), "=f"(registers[1]), "=f"(registers[2]), "=f"(registers[3])
+               : "r"(from.at));
+#else
+  load4(registers, from.at);
+#endif
+}
+
+// gmem -> smem past the registers (sm_80): kBytes of 4, 8 or 16, both ends aligned to it.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(Smem smem, const float* gmem) {
+#ifdef __CUDACC__
   if constexpr (kBytes == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(gmem), "r"(source)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem.at), "l"(gmem) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(gmem), "n"(kBytes),
-                 "r"(source)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(smem.at), "l"(gmem), "n"(kBytes)
                  : "memory");
 #else
-  simt::copy_issue(smem, gmem, kBytes, inside ? kBytes : 0);
+  simt::copy_issue(smem.at, gmem, kBytes, kBytes);
 #endif
+}
+template <int kBytes>
+__device__ __forceinline__ void cp_async(float* smem, const float* gmem) {
+  cp_async<kBytes>(Smem(smem), gmem);
 }
 
 __device__ __forceinline__ void cp_async_commit([[maybe_unused]] simt::Site site = simt::here()) {

@@ -27,13 +27,12 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
   const Origin o = raster<kTile>(blockIdx.x, g);
   const int tx = threadIdx.x % BN, ty = threadIdx.x / BN * TM;
 
-  Loader<kTile.threads(), BM, BK, 1, kA> a(g.a, o.i, g.m, kPadA);
-  Loader<kTile.threads(), BN, BK, 1, kB> b(g.b.transposed(), o.j, g.n, kPadB);
+  Loader<kTile.threads(), BM, BK, 1, kA> a(g.a, o.i, g.m, g.k, kPadA);
+  Loader<kTile.threads(), BN, BK, 1, kB> b(g.b.transposed(), o.j, g.n, g.k, kPadB);
   float acc[TM] = {};
   for (int64_t k0 = 0; k0 < g.k; k0 += BK) {
-    const int depth = slice_depth(g.k, k0, BK);
-    a.fetch(depth);
-    b.fetch(depth);
+    a.fetch();
+    b.fetch();
     a.store_columns(As);
     b.store_columns(Bs);
     __syncthreads();

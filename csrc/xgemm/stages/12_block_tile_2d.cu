@@ -1,6 +1,7 @@
 // A thread computes TM x TN = 8 x 8 elements from 8 + 8 fragments in registers: 64 products for 16
 // reads of shared memory.
 #include "xgemm/copy.h"
+#include "xgemm/fragment.h"
 #include "xgemm/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::block_tile_2d {
@@ -30,13 +31,12 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
   const Origin o = raster<kTile>(blockIdx.x, g);
   const int tx = threadIdx.x % kColumns, ty = threadIdx.x / kColumns;
 
-  Loader<kTile.threads(), BM, BK, 1, kA> a(g.a, o.i, g.m, kPadA);
-  Loader<kTile.threads(), BN, BK, 1, kB> b(g.b.transposed(), o.j, g.n, kPadB);
+  Loader<kTile.threads(), BM, BK, 1, kA> a(g.a, o.i, g.m, g.k, kPadA);
+  Loader<kTile.threads(), BN, BK, 1, kB> b(g.b.transposed(), o.j, g.n, g.k, kPadB);
   float acc[TM][TN] = {};
   for (int64_t k0 = 0; k0 < g.k; k0 += BK) {
-    const int depth = slice_depth(g.k, k0, BK);
-    a.fetch(depth);
-    b.fetch(depth);
+    a.fetch();
+    b.fetch();
     a.store_rows(As);
     b.store_columns(Bs);
     __syncthreads();
@@ -47,13 +47,7 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
       for (int i = 0; i < TM; ++i) ra[i] = As[ty + i * kRows][k];
 #pragma unroll
       for (int j = 0; j < TN; ++j) rb[j] = Bs[k][tx + j * kColumns];
-#pragma unroll
-      for (int i = 0; i < TM; ++i)
-#pragma unroll
-        for (int s = 0; s < TN; ++s) {
-          const int j = serpentine(i, s, TN);
-          acc[i][j] = fmaf(ra[i], rb[j], acc[i][j]);
-        }
+      outer_product<Order::rows>(acc, ra, rb);
     }
     __syncthreads();
   }
