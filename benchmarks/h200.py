@@ -5,7 +5,7 @@
 For each size and layout the stages' results must be equal to each other in every bit, within the
 float64 bound, and, on a few rows, equal to the strict chain on the CPU. Then the stages and
 torch.mm take turns: CUDA-graph replays over rotating operands of random normal data, chip hot,
-median. A short table comes last: shares of torch.mm, against the marks in marks.py.
+median. A short table comes last: shares of torch.mm, against the marks of xgemm_torch.marks.
 
 torch's FP32 settings are left as they are; where they make torch.mm coarser than FP32 the script
 refuses to compare. Exit code 1 when a bit is wrong, 0 also when a mark is missed.
@@ -22,12 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import marks
 import provenance
 import torch
 
 import xgemm_torch
-from xgemm_torch import environment, timing
+from xgemm_torch import environment, marks, timing
 
 SIZES = (1024, 2048, 4096, 8192)
 CUBLAS = "torch.mm"

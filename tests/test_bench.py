@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import environment, timing
+from xgemm_torch import environment, marks, timing
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -54,16 +54,12 @@ def test_bytes_of_a_problem():
 
 
 def test_marks_are_of_the_sizes_that_cublas_was_measured_at():
-    import marks
-
     for name, by_size in marks.MARKS.items():
         assert by_size and set(by_size) <= set(marks.CUBLAS), name
         assert all(mark > 0 for mark in by_size.values()), name
 
 
 def test_share_of_a_mark():
-    import marks
-
     assert marks.share("vec4_128x128", 4096) == pytest.approx(36.5 / 51.5)
     assert marks.share("vec4_128x128", 1024) is None
     assert marks.share("naive", 8192) is None
