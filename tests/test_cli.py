@@ -209,7 +209,7 @@ def test_ladder_says_what_its_check_is_worth(capsys, monkeypatch):
 def test_ladder_of_a_gpu_as_a_picture(tmp_path):
     from xgemm_torch import plotting
 
-    rows = [ladder._row(stage) for stage in xgemm_torch.stages()]
+    rows = [ladder.describe(stage) for stage in xgemm_torch.stages()]
     for number, row in enumerate(rows):
         row["tflops"], row["share"] = 5.0 * number, number / 10
     rows[-1] |= {"tflops": None, "share": None, "note": "needs sm_90"}

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from . import environment, info, timing
+from . import counts, environment, info, timing
 from .registry import Stage, stages
 
 # The size of the published figures, and the largest that the slowest stage takes in half a second.
 SIZE = 4096
 SLOW_SECONDS = 0.1
+# How far a contender is: its name, the share of its samples that are taken, TFLOP/s so far.
+Watch = Callable[[str, float, float], None]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the ladder into FILE")
-    parser.add_argument("--size", type=int, default=SIZE, help=f"M = N = K on a GPU ({SIZE})")
+    parser.add_argument("--size", type=int,
+                        help=f"M = N = K; {SIZE} on a GPU, else what is counted")  # fmt: skip
+    parser.add_argument("--layout", choices=list(timing.LAYOUTS), default="NN",
+                        help="which operands are stored transposed (NN)")  # fmt: skip
+    parser.add_argument("--race", action="store_true",
+                        help="all stages side by side, live, and charts of the end")  # fmt: skip
 
 
 def _tiles(stage: Stage) -> list[str]:
@@ -32,58 +40,76 @@ def _tiles(stage: Stage) -> list[str]:
     ]
 
 
-def _row(stage: Stage) -> dict[str, Any]:
+def describe(stage: Stage) -> dict[str, Any]:
+    """A row of the ladder with nothing measured yet."""
     return {
         "name": stage.name, "rung": stage.rung, "idea": stage.idea, "source": stage.source,
         "min_sm": stage.min_sm, "max_sm": getattr(stage, "max_sm", 0), "cuda": stage.cuda,
         "tiles": _tiles(stage),
-        "tflops": None, "share": None, "check": None, "note": None,
+        "tflops": None, "share": None, "check": None, "note": None, "counts": None,
     }  # fmt: skip
 
 
-def measure(size: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Time every stage and torch.mm turn by turn on the first GPU, size^3, NN, chip hot.
+def measure(
+    size: int, layout: str = "NN", watch: Watch | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Time every stage and torch.mm turn by turn on the first GPU, size^3, chip hot.
 
     Returns the rows and facts of the measurement: torch.mm's TFLOP/s, the clocks, the setting.
+    ``watch`` is told of every sample as it is taken.
     """
     major, minor = torch.cuda.get_device_capability(0)
     sm = 10 * major + minor
-    rows = [_row(stage) for stage in stages()]
+    rows = [describe(stage) for stage in stages()]
     able = [row for row in rows if info.runs_on(row, sm)]
     for row in rows:
         if row not in able:
             row["note"] = f"needs {_needs(row)}" if row["cuda"] else "no CUDA kernel in this build"
-    sets = timing.operands(size, size, size, "NN")
-    contenders = {"torch.mm": timing.torch_mm("NN")}
-    contenders |= {row["name"]: timing.stage_call(row["name"], "NN") for row in able}
+    sets = timing.operands(size, size, size, layout)
+    contenders = {"torch.mm": timing.torch_mm(layout)}
+    contenders |= {row["name"]: timing.stage_call(row["name"], layout) for row in able}
+
+    def after(name: str, times: list[float], wanted: int) -> None:
+        if watch is not None:
+            speed = timing.tflops(size, size, size, median(times))
+            watch(name, len(times) / wanted, speed)
+
     with timing.Clocks() as clocks:
         timing.heat()
         first = timing.interleaved(contenders, sets, rounds=1)
         rounds = {name: 3 if times[0] > SLOW_SECONDS else 9 for name, times in first.items()}
         clocks.mark()
-        samples = timing.interleaved(contenders, sets, rounds=rounds)
+        samples = timing.interleaved(contenders, sets, rounds=rounds, after=after)
         record = clocks.summary()
     speed = {name: timing.tflops(size, size, size, median(t)) for name, t in samples.items()}
     for row in able:
         row["tflops"], row["share"] = speed[row["name"]], speed[row["name"]] / speed["torch.mm"]
-    return rows, {"torch_mm_tflops": speed["torch.mm"], "size": size, "clocks": record}
+    facts = {"torch_mm_tflops": speed["torch.mm"], "size": size, "layout": layout}
+    return rows, {**facts, "clocks": record}
 
 
-def collect(size: int = SIZE) -> dict[str, Any]:
-    """Describe every stage, with its speed on the GPU here or, without one, whether it is right."""
+def collect(size: int | None = None, layout: str = "NN") -> dict[str, Any]:
+    """Describe every stage, with its speed on the GPU here.
+
+    Without a GPU: whether it is right, and what one product asks of the memories.
+    """
     strict = environment.strict_reference()
     facts: dict[str, Any] = {"device": environment.device_name("cpu"), "gpu": False}
     if torch.cuda.is_available():
-        rows, measured = measure(size)
+        rows, measured = measure(size or SIZE, layout)
         facts = {"device": environment.device_name("cuda"), "gpu": True, **measured}
         # torch.mm is the yardstick: where the user made it coarser, the share means less.
         facts["warning"] = strict
     else:
-        rows = [_row(stage) for stage in stages()]
+        rows = [describe(stage) for stage in stages()]
         verdicts = {row["stage"]: row for row in info.self_test()}
         for row in rows:
             row["check"] = verdicts[row["name"]]["ok"]
             row["note"] = verdicts[row["name"]]["detail"]
+            if row["check"]:
+                row["counts"] = counts.of(
+                    row["name"], (size,) * 3 if size else counts.SHAPE, layout
+                )
     return {**facts, "stages": rows}
 
 
@@ -101,9 +127,13 @@ def _result(row: dict[str, Any], gpu: bool) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Print the ladder; returns 1 when a stage is wrong on the host flavour, else 0."""
-    if options.size < 1:
+    if options.size is not None and options.size < 1:
         raise ValueError(f"ladder: size must be at least 1, got {options.size}")
-    facts = collect(options.size)
+    if options.race:
+        from . import race
+
+        return race.run(options)
+    facts = collect(options.size, options.layout)
     if options.png:
         from . import plotting
 
@@ -142,6 +172,8 @@ def run(options: argparse.Namespace) -> int:
             "No GPU here: each stage ran its own source through the host flavour on a small ragged "
             "problem. That says whether it is right, not how fast it is."
         )
+        out.print(counts.table(facts["stages"]))
+        out.print(counts.LEGEND)
     if options.png:
         out.print(f"picture: {options.png}")
     return 0 if well else 1

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, QUIET, GRID = "#20262e", "#7a8591", "#e4e8ec"
-BLUE, ORANGE, GREEN, GREY = "#2a6fb0", "#e07a1f", "#3b9a5f", "#b9c1c9"
+BLUE, ORANGE, GREEN, GREY, RED = "#2a6fb0", "#e07a1f", "#3b9a5f", "#b9c1c9", "#c0392b"
 COLORS = {"stock": BLUE, "converted": ORANGE}
 LABELS = {"stock": "stock nn.Linear", "converted": "xgemm_torch"}
 
 
-def _figure(width: float, height: float) -> Figure:
-    # A Figure of its own, not pyplot's: no global state, no window, no backend to choose.
+def new_figure(width: float, height: float) -> Figure:
+    """Make a figure of its own, not pyplot's: no global state, no window, no backend to choose."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -51,7 +51,7 @@ def _smooth(values: Sequence[float], reach: int) -> list[float]:
 def training(summary: dict[str, Any], path: Path) -> None:
     """Draw a training job's losses, their difference, step times and GEMM shares into a PNG."""
     config, runs = summary["config"], summary["runs"]
-    figure = _figure(11, 6.6)
+    figure = new_figure(11, 6.6)
     grid = figure.add_gridspec(
         2, 2, width_ratios=(1.55, 1), height_ratios=(1.5, 1), hspace=0.42, wspace=0.25,
         left=0.07, right=0.975, top=0.865, bottom=0.085,
@@ -162,7 +162,7 @@ def _shares(axes: Axes, runs: dict[str, Any]) -> None:
 def ladder(facts: dict[str, Any], path: Path) -> None:
     """Draw the stages as a ladder into a PNG: bars of speed on a GPU, checks without one."""
     rows = facts["stages"]
-    figure = _figure(11, 1.7 + 0.62 * len(rows))
+    figure = new_figure(11, 1.7 + 0.62 * len(rows))
     height = figure.get_figheight()
     axes = figure.add_axes((0.235, 0.62 / height, 0.735, (height - 1.75) / height))
     places = range(len(rows))
@@ -212,7 +212,7 @@ def _speeds(axes: Axes, facts: dict[str, Any]) -> None:
 
 def _checks(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for place, row in enumerate(rows):
-        color, word = (GREEN, "bits right") if row["check"] else ("#c0392b", "WRONG")
+        color, word = (GREEN, "bits right") if row["check"] else (RED, "WRONG")
         axes.plot([0.02], [place], "o", color=color, markersize=11)
         axes.text(0.05, place - 0.16, word, va="center", fontsize=9.5, color=color,
                   fontweight="bold")  # fmt: skip
@@ -222,3 +222,110 @@ def _checks(axes: Axes, rows: list[dict[str, Any]]) -> None:
     axes.set_xlim(0, 1)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
+
+
+def race(facts: dict[str, Any], path: Path) -> None:
+    """Draw the end of a race into a PNG: shares of torch.mm, or counts, beside a roofline."""
+    rows = [row for row in facts["stages"] if row["counts"]]
+    figure = new_figure(13, 2.4 + 0.34 * len(rows))
+    height = figure.get_figheight()
+    bottom, inner = 0.62 / height, (height - 1.75) / height
+    _standing(figure.add_axes((0.155, bottom, 0.33, inner)), facts)
+    _roofline(figure.add_axes((0.56, bottom, 0.42, inner)), facts, rows)
+    what = "The race" if facts["gpu"] else "The race of counts"
+    below = (
+        "taken in turns, chip hot"
+        if facts["gpu"]
+        else "no GPU here: nothing was timed; each stage's own source was counted as it ran"
+    )
+    problem = " x ".join(map(str, facts["shape"])) + f" {facts['layout']}"
+    figure.text(0.015, 1 - 0.36 / height, f"{what} at {problem}, FP32",
+                fontsize=14, fontweight="bold", color=INK, va="center")  # fmt: skip
+    figure.text(0.015, 1 - 0.68 / height, f"{facts['device']}; {below}", fontsize=9, color=QUIET,
+                va="center")  # fmt: skip
+    figure.savefig(path)
+
+
+def _standing(axes: Axes, facts: dict[str, Any]) -> None:
+    rows = facts["stages"]
+    for place, row in enumerate(rows):
+        if facts["gpu"]:
+            axes.barh(place, row["share"] or 0.0, height=0.62, color=BLUE)
+            text = row["note"] or f" {row['share']:.0%}"
+            axes.text(row["share"] or 0.0, place, text, va="center", fontsize=8.5, color=INK)
+            if row["mark"] is not None:
+                axes.plot([row["mark"]] * 2, [place - 0.42, place + 0.42], color=ORANGE,
+                          linewidth=2)  # fmt: skip
+        else:
+            # All wavefronts in red, then the ideal over them: what stays red are conflicts.
+            parts = (("shared_wavefronts", RED, 0.17), ("shared_ideal", BLUE, 0.17),
+                     ("sectors", ORANGE, -0.17))  # fmt: skip
+            for part, color, above in parts:
+                number = row["counts"][part]
+                axes.barh(place - above, number, height=0.32, color=color)
+                if number and part != "shared_ideal":
+                    axes.text(number, place - above, f" {number:.1f}", va="center", fontsize=7.5,
+                              color=INK)  # fmt: skip
+    if facts["gpu"]:
+        _dress(axes, "Share of torch.mm")
+        axes.axvline(1.0, color=INK, linewidth=0.8)
+        axes.plot([], [], color=ORANGE, linewidth=2, label="mark, on an H200")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    else:
+        _dress(axes, "For 1000 multiply-adds, fewer is better")
+        for label, color in (("shared wavefronts", BLUE), ("more by bank conflicts", RED),
+                             ("gmem sectors", ORANGE)):  # fmt: skip
+            axes.plot([], [], "s", color=color, label=label)
+        axes.set_xscale("log")
+    axes.margins(x=0.14)
+    axes.set_yticks(range(len(rows)), [f"{row['name']}  {row['rung']:>2}" for row in rows],
+                    fontsize=9.5)  # fmt: skip
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
+
+
+def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Speed on a GPU, else only the place on the x axis, under the roofs of `race.roofs`.
+
+    What a kernel asks for comes through L1, so that line bounds it; what caches do not hold comes
+    from memory, so a point above the memory's line lives off them.
+    """
+    roofs = facts["roofs"]
+    peak = roofs["fp32_tflops"]
+    reach = [row["counts"]["flop_per_byte"] for row in rows]
+    low, high = min(reach) / 3, 3 * max([*reach, (peak or 1.0) / roofs["memory_tbs"]])
+    for name, speed in (("memory", roofs["memory_tbs"]), ("L1", roofs["l1_tbs"])):
+        if speed:
+            axes.plot([low, high], [low * speed, high * speed], color=GREY, linewidth=1.4)
+            axes.text(low * 1.15, low * 2 * speed, f"{name} {speed:.1f} TB/s", color=QUIET,
+                      fontsize=8.5)  # fmt: skip
+    floor = low * roofs["memory_tbs"]
+    if peak:
+        axes.axhline(peak, color=GREY, linewidth=1.4)
+        axes.text(high / 1.15, peak * 1.1, f"FP32 peak {peak:.0f} TFLOP/s", color=QUIET,
+                  fontsize=8.5, ha="right")  # fmt: skip
+    axes.set_ylim(floor, 2.5 * (peak or facts.get("torch_mm_tflops", 1.0)))
+    if facts["gpu"]:
+        axes.axhline(facts["torch_mm_tflops"], color=ORANGE, linewidth=1, linestyle="--")
+        axes.text(low * 1.15, facts["torch_mm_tflops"] / 1.1, "torch.mm", color=ORANGE,
+                  fontsize=8.5, va="top")  # fmt: skip
+    together: dict[str, list[str]] = {}
+    for row, intensity in zip(rows, reach, strict=True):
+        if row["tflops"] is not None:
+            axes.plot([intensity], [row["tflops"]], "o", color=BLUE, markersize=5)
+            axes.annotate(str(row["rung"]), (intensity, row["tflops"]), xytext=(5, -8),
+                          textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
+        elif not facts["gpu"]:
+            axes.axvline(intensity, color=BLUE, linewidth=0.8, linestyle=":")
+            together.setdefault(f"{intensity:.2g}", []).append(str(row["rung"]))
+    for intensity, rungs in together.items():
+        axes.text(float(intensity) * 1.02, floor * 1.4, ", ".join(rungs), fontsize=8.5, color=INK,
+                  rotation=90, va="bottom")  # fmt: skip
+    title = "Roofline; a number is a rung"
+    if not facts["gpu"]:
+        title = f"Where each rung stands under the roofs of {roofs['of']}"
+    _dress(axes, title, "FLOP for a byte that the kernel asks of gmem", "TFLOP/s")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)

@@ -104,7 +104,7 @@ KERNELS = (
     Kernel("L", "GPU Matmul v1.5", "thread_tile_dot", "L v1.5"),
     Kernel("L", "GPU Matmul v2", "thread_tile_outer", "L v2"),
     Kernel("L", "GPU Matmul v3", "block_tile_kmajor", "L v3"),
-    Kernel("L", "cooperative fetching", "block_tile_kmajor", "fetching"),
+    Kernel("L", "cooperative fetching", "block_tile_kmajor", "cooperative fetching"),
     Kernel("C", "1, tiled", "smem_tiled", "C 1"),
     Kernel("C", "2, 1d tiles a thread", "block_tile_1d", "C 2"),
 )  # fmt: skip

@@ -112,11 +112,13 @@ def interleaved(
     *,
     rounds: Mapping[str, int] | int = 9,
     sample_ms: float = 5.0,
+    after: Callable[[str, list[float], int], None] | None = None,
 ) -> dict[str, list[float]]:
     """Time contenders turn by turn; seconds a call, one sample a round.
 
     ``rounds`` may differ by contender: one with fewer takes part in the first rounds only. Needs a
-    GPU. Each contender has one turn before the first round that does not count.
+    GPU. Each contender has one turn before the first round that does not count. ``after`` is told
+    of each sample as it comes: the contender, its samples so far, how many there will be.
     """
     turns = {name: Turn(call, sets, sample_ms) for name, call in contenders.items()}
     wanted = {n: rounds if isinstance(rounds, int) else rounds.get(n, 1) for n in turns}
@@ -128,6 +130,8 @@ def interleaved(
         for name, turn in turns.items():
             if number < wanted[name]:
                 samples[name].append(turn.sample())
+                if after is not None:
+                    after(name, samples[name], wanted[name])
     return samples
 
 

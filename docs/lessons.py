@@ -1,0 +1,100 @@
+"""What the pages of docs/ladder say beyond what the code tells of itself.
+
+Numbers do not belong here: the pages take them from the code and from measurements.
+"""
+
+from __future__ import annotations
+
+# The rung that a stage is best read against, where that is not the one below it.
+PREDECESSOR = {
+    "naive": None,
+    "smem_tiled": "coalesced",
+    "smem_conflicted": "smem_tiled",
+    "block_tile_1d": "smem_tiled",
+    "vec4_64x64": "micro_4x1_vec4",
+    "vec4_128x128": "block_tile_2d",
+}
+
+LESSONS = {
+    "naive": """\
+Each thread walks a row of A and a column of B and keeps one sum. The mistake is in who sits beside
+whom: the 32 lanes of a warp stand in 32 different rows, so one load of A asks for 32 places that
+are a whole row apart, and each place costs a sector of 32 bytes of which 4 are used. Look at
+*sectors per request* below, then at the next rung, where only the roles of two indices change.""",
+    "coalesced": """\
+The lanes of a warp now stand side by side in one row of C. They all need the same element of A,
+which is one broadcast, and 32 neighbours of B, which are four full sectors. Nothing else changed:
+every multiply-add still waits for two loads from global memory, and what keeps the kernel moving
+is the cache, not the code.""",
+    "thread_tile_dot": """\
+A thread takes a square of results instead of one. It computes them dot product by dot product, so
+an element of A is read once and serves a row of products, while B is read again for every row.
+Reuse in a register is the first way to need fewer loads; the order of the loops decides how much
+of it there is.""",
+    "thread_tile_outer": """\
+The same square, the loops exchanged: for each k the thread reads a short column of A and a short
+row of B, and every pair of them makes a product. V + V loads now serve V x V multiply-adds. All
+fast kernels from here on are this outer product; what changes is where its operands come from.""",
+    "smem_tiled": """\
+A block's threads need the same rows of A and columns of B. They load a slice of each together,
+once, and then read it from shared memory as often as they like. Two barriers frame a slice: nobody
+reads before all have stored, nobody overwrites before all have read. Global memory is no longer
+what limits it. Two reads of shared memory for each multiply-add are.""",
+    "smem_conflicted": """\
+Shared memory has 32 banks, four bytes wide: the word at address w lies in bank w mod 32. Here B's
+slice lies column by column with a stride of 32, so the 32 lanes of a warp, side by side in a row,
+all ask one bank and are served one after the other, when they store and when they read. The picture
+of the banks shows one column as high as the warp is wide. Slow on purpose.""",
+    "smem_conflicted_1d": """\
+Threads are numbered in one dimension and compute their row and column themselves. That may save a
+register; it moves no datum. The banks are what limits the kernel, and they see the same
+addresses: an optimization away from the bottleneck.""",
+    "smem_transposed": """\
+Only the way in which a slice lies in shared memory changes: A's is turned on its way in, and all
+reads are free of conflicts. The store that turns it still meets one bank; it happens once for a
+whole slice of reads, which is why it is the smaller evil, and padding a row would end it.""",
+    "micro_4x1": """\
+Four results a thread. Each element of one operand, once in a register, serves four products, so
+the reads of shared memory for a multiply-add fall from two towards one. A quarter of the threads
+do the same work.""",
+    "micro_4x1_vec4": """\
+The data are the same and so are the products, but four neighbours move as one access of 16 bytes:
+fewer instructions for the same bytes. A request for 512 bytes takes four wavefronts at best, so
+vectors save issue slots, not the bandwidth of the banks.""",
+    "block_tile_1d": """\
+A larger block tile with a flat slice, and eight results a thread down a column: the element of B
+stays in a register while eight of A pass. Larger tiles also ask less of global memory, because a
+slice that is loaded once serves more results.""",
+    "block_tile_2d": """\
+A square of 8 x 8 results in registers, fed by fragments of 8 + 8: the outer product of rung 4 with
+its operands in shared memory. This is the largest step of the whole ladder; the multiply-adds
+begin to outnumber everything else.""",
+    "block_tile_kmajor": """\
+Both slices lie K-major, so that what is read together for one k lies together, and one loop fills
+both: element t of a slice is the business of thread t mod the number of threads. It is the general
+form of a cooperative fetch; the price is index arithmetic at every element.""",
+    "vec4_64x64": """\
+Vectors everywhere: global loads, shared stores where the layout allows, reads of fragments, stores
+of C. The tile is small, so more blocks exist and small problems fill the GPU; each thread has fewer
+products to hide its loads behind.""",
+    "vec4_128x128": """\
+Both at once: the large tile and its 8 x 8 results a thread, and 16-byte accesses everywhere. A
+thread's results lie in four groups of 4 x 4, so that neighbouring lanes read neighbouring
+vectors.""",
+    "warp_tiled": """\
+A warp gets a compact rectangle of the tile instead of two long rows. Its 32 lanes then read few
+distinct words of each fragment, which are broadcast: the same reads take fewer wavefronts. Compare
+the colours of the first picture with those of the rung before.""",
+    "register_prefetch": """\
+While a slice is multiplied the next one is already on its way from global memory into registers,
+and the fragments of the next k are read while those of this one are used. In the timeline the
+loads run one slice ahead of the reads. There is still one shared buffer, so still two barriers.""",
+    "smem_double_buffered": """\
+With a second buffer the next slice can be stored while this one is still read, so one of the two
+barriers goes. The timeline shows stores and reads side by side in one phase: of different slices,
+in different buffers.""",
+    "cp_async_pipelined": """\
+`cp.async` copies from global to shared memory without a stop in a register. Several slices are on
+their way at once; a wait says how many may still be missing. The timeline shows how far ahead the
+copies run: that distance, times the time of a slice, is the latency that is hidden.""",
+}

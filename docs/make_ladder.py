@@ -1,0 +1,490 @@
+"""Writes docs/ladder: a page for each stage, drawn and counted from the stage itself.
+
+    python docs/make_ladder.py            # pages and pictures; needs no GPU and no nvcc
+    python docs/make_ladder.py --check    # writes nothing; exit code 1 when a page is stale
+
+Everything comes from where it is true: idea and source from the registry, counts and pictures from
+a run of the stage's own source through the host flavour, speed from the newest run in
+benchmarks/results/h200 that has the stage. What ptxas said is kept in benchmarks/results, in
+compile.json, which is written anew when this tree's build has all CUDA objects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import lessons  # noqa: E402
+
+from build_tools import library, ptxas  # noqa: E402
+from xgemm_torch import _C, anatomy, counts, marks, pictures, sources, timing  # noqa: E402
+from xgemm_torch.registry import Stage, stages  # noqa: E402
+
+PAGES = ROOT / "docs" / "ladder"
+IMAGES = ROOT / "docs" / "images" / "ladder"
+STAGES = ROOT / "csrc" / "xgemm" / "stages"
+RESULTS = ROOT / "benchmarks" / "results"
+COMPILED = RESULTS / "compile.json"
+ARCH = "sm_90a"
+SIZES = (1024, 2048, 4096, 8192)
+
+
+# --- what is known of a stage ---------------------------------------------------------------------
+
+
+def stem(stage: Stage) -> str:
+    """``"05_smem_tiled"``."""
+    return Path(stage.file).stem
+
+
+def predecessors(ladder: Sequence[Stage]) -> dict[str, Stage | None]:
+    """Give the stage that each is read against: `lessons.PREDECESSOR`, else the rung below."""
+    by_name = {stage.name: stage for stage in ladder}
+    found: dict[str, Stage | None] = {}
+    below: Stage | None = None
+    for stage in ladder:
+        named = lessons.PREDECESSOR.get(stage.name, below and below.name)
+        found[stage.name] = by_name.get(named, below) if named else None
+        below = stage
+    return found
+
+
+def source_text(stage: Stage) -> str:
+    """Read a stage's file."""
+    return (STAGES / Path(stage.file).name).read_text(encoding="utf-8")
+
+
+def head_comment(text: str) -> str:
+    """Give the sentence or two with which a stage's file begins."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("//"):
+            break
+        if not line.startswith("// arch:"):
+            lines.append(line.removeprefix("//").strip())
+    return " ".join(lines)
+
+
+def code_lines(text: str) -> int:
+    """Count the lines that hold more than a comment."""
+    lines = (line.strip() for line in text.splitlines())
+    return sum(bool(line) and not line.startswith("//") for line in lines)
+
+
+def body(text: str) -> list[str]:
+    """Give the lines of a stage's file that a comparison is about.
+
+    Without the head comment, the namespace (it has the stage's name) and the registration, which
+    differ between any two stages.
+    """
+    text = re.sub(r"\A(//.*\n)+", "", text)
+    text = re.sub(r"^static const Register stage\(.*?\}\);\n", "", text, flags=re.S | re.M)
+    text = re.sub(r"^(namespace|\}  // namespace).*\n", "", text, flags=re.M)
+    return re.sub(r"\n{2,}", "\n\n", text.strip()).splitlines()
+
+
+def difference(old: Stage, new: Stage) -> list[str]:
+    """Give the unified diff of two stages' code, without its two lines of file names."""
+    lines = difflib.unified_diff(
+        body(source_text(old)), body(source_text(new)), n=2, lineterm="", fromfile="", tofile=""
+    )
+    return [line.rstrip() for line in list(lines)[2:]]
+
+
+def compile_report() -> dict[str, Any]:
+    """Read what ptxas says of each stage's kernels in this tree's build directory."""
+    logs = ptxas.read(ROOT / library.BUILD_DIR)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for stage in stages():
+        for f in logs.get(stem(stage), []):
+            if f.entry and f.arch == ARCH:
+                tile = stage.tiles[f.tile]
+                smem = max(f.smem, tile.smem)
+                blocks = ptxas.blocks_per_sm(f.sm, tile.threads, f.registers, smem)
+                rows.setdefault(stage.name, []).append(
+                    {
+                        "kernel": f.short_name, "tile": f.tile, "registers": f.registers,
+                        "smem": smem, "local": f.local_memory, "blocks_per_sm": blocks,
+                        "occupancy": blocks * tile.threads / ptxas.LIMITS[f.sm].threads,
+                    }
+                )  # fmt: skip
+    nvcc = json.loads(_C.build_info()).get("cuda_version")
+    return {"nvcc": nvcc, "arch": ARCH, "stages": rows}
+
+
+def measured() -> dict[str, dict[str, Any]]:
+    """Give for each stage, and torch.mm, the newest run that has it: its cases, date, device."""
+    newest: dict[str, dict[str, Any]] = {}
+    runs = []
+    for path in sorted((RESULTS / "h200").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if "cases" in record and "date" in record:
+            runs.append((record["date"], path.name, record))
+    for date, name, record in sorted(runs, key=lambda run: run[:2]):
+        for case in record["cases"]:
+            for stage, times in case["times"].items():
+                facts = newest.get(stage)
+                if facts is None or facts["run"] != name:
+                    facts = newest[stage] = {
+                        "run": name, "date": date[:10], "device": record["device"],
+                        "torch": record["torch"], "cases": {},
+                    }  # fmt: skip
+                reference = case["times"]["torch.mm"]["tflops"]
+                facts["cases"][case["size"], case["layout"]] = (
+                    times["tflops"], times["tflops"] / reference
+                )  # fmt: skip
+    return newest
+
+
+# --- Markdown -------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Give the lines of a Markdown table; None is an empty cell."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return lines + [f"| {' | '.join('' if c is None else str(c) for c in row)} |" for row in rows]
+
+
+def link(stage: Stage) -> str:
+    """Link to a stage's page from another."""
+    return f"[`{stage.name}`]({stem(stage)}.md)"
+
+
+def tflops(value: float) -> str:
+    """One decimal: what a run repeats."""
+    return f"{value:.1f}"
+
+
+def percent(value: float | None) -> str | None:
+    """A share, or nothing."""
+    return None if value is None else f"{value:.0%}"
+
+
+def speed_section(stage: Stage, results: dict[str, dict[str, Any]]) -> list[str]:
+    """Measured speed by layout and size, against the mark."""
+    lines = ["## Speed", ""]
+    facts = results.get(stage.name)
+    if facts is None:
+        return [*lines, "No run in `benchmarks/results/h200` has this stage yet.", ""]
+    cases = facts["cases"]
+    lines += [
+        f"TFLOP/s and the share of `torch.mm` (cuBLAS FP32) in the same run, M = N = K; "
+        f"{facts['device']}, torch {facts['torch']}, {facts['date']}, "
+        f"`benchmarks/results/h200/{facts['run']}`.",
+        "",
+    ]
+    rows: list[list[object]] = []
+    for layout in timing.LAYOUTS:
+        if any((size, layout) in cases for size in SIZES):
+            cells = [cases.get((size, layout)) for size in SIZES]
+            rows.append([layout, *(c and f"{tflops(c[0])} ({c[1]:.0%})" for c in cells)])
+    wanted = [marks.share(stage.name, size) for size in SIZES]
+    if any(wanted):
+        rows.append(["mark, NN", *map(percent, wanted)])
+    lines += table(["layout", *map(str, SIZES)], rows) + [""]
+    for size, share in zip(SIZES, wanted, strict=True):
+        if share is not None and (size, "NN") in cases:
+            reached = cases[size, "NN"][1]
+            word = "reached" if reached >= share else "not reached"
+            lines.append(
+                f"- {size}: {reached:.1%} of cuBLAS, the mark is {share:.1%}: **{word}**."
+            )
+    return [*lines, ""] if lines[-1] else lines
+
+
+def sources_section(stage: Stage, results: dict[str, dict[str, Any]]) -> list[str]:
+    """The published kernels, with their figures beside ours."""
+    kernels = sources.of_stage(stage.name)
+    lines = ["## Where it comes from", ""]
+    if not kernels:
+        return [*lines, f"{stage.source or 'None of the five source systems has it'}.", ""]
+    ours = results.get(stage.name, {"cases": {}})["cases"]
+    rows = []
+    for k in kernels:
+        cells = [f"{k.measured[size]:.1f}" if size in k.measured else None for size in SIZES]
+        p = k.published
+        told = p and f"{p.tflops:.2f} of cuBLAS's {p.cublas:.2f} at {p.size}"
+        rows.append([f"{sources.SYSTEMS[k.system]}: {k.kernel}", *cells, told])
+    mine = [ours.get((size, "NN")) for size in SIZES]
+    rows.append([f"**{stage.name}**, here", *(c and f"**{tflops(c[0])}**" for c in mine), None])
+    lines += table(["kernel", *map(str, SIZES), "its authors' figure"], rows)
+    return [
+        *lines,
+        "",
+        "TFLOP/s, NN. The columns by size are of the kernel's own program on the H200 of the "
+        "marks; its authors' figure is from their GPU. An empty cell: not measured, or there is no "
+        "program.",
+        "",
+    ]
+
+
+def counts_section(stage: Stage, before: Stage | None, known: dict[str, Any]) -> list[str]:
+    """What the kernel asks of the memories, beside the rung before."""
+    rows = []
+    for each in filter(None, (before, stage)):
+        c = known[each.name]
+        rows.append([f"`{each.name}`", *(format(c[key], form) for _, key, form in counts.COLUMNS)])
+    c = known[stage.name]
+    m, n, k = c["shape"]
+    lines = ["## What it asks of the memories", ""]
+    lines += table(["", *(heading for heading, _, _ in counts.COLUMNS)], rows)
+    lines += ["", f"Counted over a product of {m} x {n} x {k}, {c['layout']}. {counts.LEGEND}", ""]
+    worse = [line for line in c["lines"] if line["wavefronts"] > line["ideal"]]
+    if worse:
+        lines += ["Where banks conflict:", ""]
+        lines += [
+            f"- `{line['place']}`, {line['kind']}: {line['wavefronts']} wavefronts where "
+            f"{line['ideal']} would do; the worst request meets {line['ways']} words in one bank."
+            for line in worse
+        ]
+        lines.append("")
+    return lines
+
+
+def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
+    """Registers, shared memory, occupancy."""
+    lines = ["## What the compiler made of it", ""]
+    kernels = compiled["stages"].get(stage.name)
+    if not kernels:
+        return [*lines, "`benchmarks/results/compile.json` does not have this stage yet.", ""]
+    rows = []
+    for k in kernels:
+        tile = stage.tiles[k["tile"]]
+        rows.append([
+            f"`{k['kernel']}`", f"{tile.BM} x {tile.BN} x {tile.BK}", f"{tile.TM} x {tile.TN}",
+            tile.threads, k["registers"], f"{k['smem'] / 1024:.1f} KiB", k["local"],
+            k["blocks_per_sm"], f"{k['occupancy']:.0%}",
+        ])  # fmt: skip
+    head = ("kernel", "block tile", "thread tile", "threads", "registers", "shared memory",
+            "local memory, bytes", "blocks an SM", "occupancy")  # fmt: skip
+    lines += table(head, rows)
+    lines += ["", f"nvcc {compiled['nvcc']}, {compiled['arch']}."]
+    if any("<" in k["kernel"] for k in kernels):
+        lines[-1] += (
+            " Of the arguments in `<>` the last two say whether A, and B transposed, are walked "
+            "along k."
+        )
+    return [*lines, ""]
+
+
+def code_section(stage: Stage, before: Stage | None) -> list[str]:
+    """The file, and what changed in it since the rung before."""
+    text = source_text(stage)
+    path = f"../../csrc/xgemm/stages/{Path(stage.file).name}"
+    lines = ["## The code", "", f"[`{Path(stage.file).name}`]({path}), {code_lines(text)} lines"]
+    if before is None:
+        return [f"{line}." if line.startswith("[") else line for line in lines] + [
+            "", "```cpp", *body(text), "```", ""
+        ]  # fmt: skip
+    changes = difference(before, stage)
+    added = sum(line.startswith("+") for line in changes)
+    removed = sum(line.startswith("-") for line in changes)
+    lines[-1] += (
+        f"; against {link(before)} ({code_lines(source_text(before))} lines) {added} lines came "
+        f"and {removed} went. Head comment, namespace and registration are left out."
+    )
+    return [*lines, "", "```diff", *changes, "```", ""]
+
+
+def picture_section(stage: Stage, drawn: anatomy.Anatomy) -> list[str]:
+    """The pictures, with a digest of what they show."""
+    lines = ["## The schedule", "", drawn.caption(), ""]
+    for name, title in pictures.available(drawn):
+        lines += [f"![{title}](../images/ladder/{stem(stage)}-{name}.svg)", ""]
+    return [*lines, f"<!-- drawn from schedule {drawn.digest()} -->", ""]
+
+
+def stage_page(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any]) -> str:
+    """Give the text of one stage's page."""
+    place = ladder.index(stage)
+    before = known["before"][stage.name]
+    ways = []
+    if place:
+        ways.append(f"[← {ladder[place - 1].rung} {ladder[place - 1].name}]"
+                    f"({stem(ladder[place - 1])}.md)")  # fmt: skip
+    ways.append("[the ladder](README.md)")
+    if place + 1 < len(ladder):
+        ways.append(f"[{ladder[place + 1].rung} {ladder[place + 1].name} →]"
+                    f"({stem(ladder[place + 1])}.md)")  # fmt: skip
+    lines = [
+        f"# Rung {stage.rung}: `{stage.name}`",
+        "",
+        " | ".join(ways),
+        "",
+        f"**{stage.idea}**",
+        "",
+        head_comment(source_text(stage)),
+        "",
+    ]
+    if stage.name in lessons.LESSONS:
+        lines += [lessons.LESSONS[stage.name], ""]
+    lines += picture_section(stage, known["anatomy"][stage.name])
+    lines += counts_section(stage, before, known["counts"])
+    lines += compile_section(stage, known["compiled"])
+    lines += speed_section(stage, known["measured"])
+    lines += sources_section(stage, known["measured"])
+    lines += code_section(stage, before)
+    lines += [" | ".join(ways)]
+    return "\n".join(lines) + "\n"
+
+
+def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
+    """Give the text of README.md: all rungs, and the coverage of the sources."""
+    rows = []
+    for stage in ladder:
+        cases = known["measured"].get(stage.name, {"cases": {}})["cases"]
+        c = known["counts"][stage.name]
+        at = cases.get((4096, "NN"))
+        rows.append([
+            stage.rung, link(stage), stage.idea, f"{c['loads_per_fma']:.3f}",
+            f"{c['shared_wavefronts']:.1f}", f"{c['sectors']:.1f}",
+            at and f"{tflops(at[0])} ({at[1]:.0%})", percent(marks.share(stage.name, 4096)),
+        ])  # fmt: skip
+    lines = [
+        "# The ladder, rung by rung",
+        "",
+        "Each page is made from its stage: the pictures and the counts from a run of the stage's "
+        "own source on a CPU, the speed from a run on an H200. Read them in order; each shows what "
+        "changed since the rung before, and what that did.",
+        "",
+        *table(
+            ("rung", "operator", "the one idea", "loads for a multiply-add",
+             "shared wavefronts for 1000", "gmem sectors for 1000",
+             "TFLOP/s at 4096³ NN (of cuBLAS)", "mark"), rows),
+        "",
+        counts.LEGEND,
+        "",
+        "`python -m xgemm_torch ladder` prints these counts, `python -m xgemm_torch ladder --race` "
+        "lets all stages run side by side: for time on a GPU, for counts without one.",
+        "",
+        "## How to read the pictures",
+        "",
+        *pictures.GUIDE,
+        "",
+        "## The five sources, kernel by kernel",
+        "",
+        *(f"- **{key}**: {text}." for key, text in sources.SYSTEMS.items()),
+        "",
+    ]  # fmt: skip
+    by_name = {stage.name: stage for stage in ladder}
+    rows = []
+    for k in sources.KERNELS:
+        stage = by_name.get(k.stage)
+        p = k.published
+        cases = known["measured"].get(k.stage, {"cases": {}})["cases"]
+        ours = cases.get((4096, "NN"))
+        rows.append([
+            k.system, k.kernel, link(stage) if stage else f"`{k.stage}`, missing",
+            f"{p.tflops:.2f} / {p.cublas:.2f} at {p.size}" if p else None,
+            f"{k.measured[4096]:.1f}" if k.measured else None, ours and tflops(ours[0]),
+        ])  # fmt: skip
+    lines += table(
+        ("", "kernel", "operator here", "its authors' figure / their cuBLAS",
+         "its program at 4096³ on an H200", "ours"), rows,
+    )  # fmt: skip
+    lines += [
+        "",
+        "TFLOP/s. Authors' figures: "
+        + "; ".join(f"{key} on {text}" for key, text in sources.PUBLISHED_ON.items())
+        + ". A kernel without figures is text or a lecture's slide, not a program to run.",
+        "",
+        "## Made by",
+        "",
+        "`python docs/make_ladder.py`: no GPU and no nvcc needed. `tests/test_ladder_pages.py` "
+        "fails when a page is older than what it is made from.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# --- all together ---------------------------------------------------------------------------------
+
+
+def gather() -> dict[str, Any]:
+    """Run, count and read all that the pages need."""
+    ladder = stages()
+    return {
+        "before": predecessors(ladder),
+        "counts": {s.name: counts.of(s.name) for s in ladder},
+        "anatomy": {s.name: anatomy.of(s) for s in ladder},
+        "compiled": json.loads(COMPILED.read_text(encoding="utf-8")),
+        "measured": measured(),
+    }
+
+
+def texts(known: dict[str, Any]) -> dict[Path, str]:
+    """Give every page's path and text."""
+    ladder = stages()
+    pages = {PAGES / f"{stem(stage)}.md": stage_page(stage, ladder, known) for stage in ladder}
+    return {**pages, PAGES / "README.md": index_page(ladder, known)}
+
+
+def stale(pages: dict[Path, str], known: dict[str, Any]) -> list[str]:
+    """Say which pages and pictures are not what they would be if made now."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: stale"
+        for path, text in pages.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    wrong += [
+        f"{path.relative_to(ROOT)}: of no stage"
+        for path in sorted(PAGES.glob("*.md"))
+        if path not in pages
+    ]
+    for stage in stages():
+        drawn = known["anatomy"][stage.name]
+        for name, _ in pictures.available(drawn):
+            path = IMAGES / f"{stem(stage)}-{name}.svg"
+            if not path.exists() or drawn.digest() not in path.read_text(encoding="utf-8"):
+                wrong.append(f"{path.relative_to(ROOT)}: stale")
+    return wrong
+
+
+def write(pages: dict[Path, str], known: dict[str, Any]) -> None:
+    """Write pages and pictures; what belongs to no stage goes."""
+    for folder in (PAGES, IMAGES):
+        folder.mkdir(parents=True, exist_ok=True)
+    wanted = set(pages)
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+    for stage in stages():
+        drawn = known["anatomy"][stage.name]
+        for name, _ in pictures.available(drawn):
+            path = IMAGES / f"{stem(stage)}-{name}.svg"
+            pictures.draw(drawn, name, path)
+            wanted.add(path)
+    for path in [*PAGES.glob("*.md"), *IMAGES.glob("*.svg")]:
+        if path not in wanted:
+            path.unlink()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write, or check; returns 1 when something is stale under --check, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, say what is stale")
+    options = parser.parse_args(arguments)
+    if not options.check:
+        report = compile_report()
+        if {stage.name for stage in stages() if stage.cuda} <= set(report["stages"]):
+            COMPILED.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    known = gather()
+    pages = texts(known)
+    if options.check:
+        for line in (wrong := stale(pages, known)):
+            print(line)
+        return 1 if wrong else 0
+    write(pages, known)
+    print(f"{len(pages)} pages in {PAGES.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

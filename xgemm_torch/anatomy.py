@@ -1,0 +1,268 @@
+"""A stage's schedule, found in a trace of it: who owns, loads, stores and reads what, and when.
+
+Everything here is derived from what the stage's source did when it ran, nothing from what its tile
+table says it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import simt, timing
+from .registry import Stage
+
+Ints = NDArray[np.int64]
+
+# Slices of K beyond what the stage's buffers hold: the steady state is seen, and the end.
+SLICES_MORE = 3
+# Depth of the trace of a stage that has no slices.
+DEPTH = 8
+WARP = 32
+BANKS = 32
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words of four bytes that threads moved, by thread, in order; arrays with a word an element.
+
+    Attributes:
+        thread, phase: who, and after how many barriers.
+        operand: code point of "A", "B", "D"; 0 for a fill with zeros and for what is not known.
+        i, j: the operand's element.
+        word: place in shared memory, -1 for none.
+        place: index into the trace's places.
+        request: number of the warp instruction.
+    """
+
+    thread: Ints
+    phase: Ints
+    operand: Ints
+    i: Ints
+    j: Ints
+    word: Ints
+    place: Ints
+    request: Ints
+
+    def __len__(self) -> int:
+        """The number of words."""
+        return len(self.thread)
+
+    def __getitem__(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> Words:
+        """Those that ``keep`` chooses."""
+        return Words(**{name: values[keep] for name, values in vars(self).items()})
+
+    def of(self, operand: str) -> Words:
+        """Those of one operand."""
+        return self[self.operand == ord(operand)]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The schedule of one block.
+
+    Attributes:
+        stage: whose.
+        trace: what it was found in.
+        rows, columns: shape of the block's tile of D.
+        depth: K of one slice; of the whole trace where the stage has no slices.
+        threads: of the block.
+        owner: (rows, columns), the thread that stores each element of D.
+        loads: words that came from gmem into registers.
+        copies: words that cp.async brought past the registers.
+        stores: words stored to shared memory, with the element that they hold.
+        reads: words read from shared memory, with the element that they hold.
+    """
+
+    stage: Stage
+    trace: simt.Trace = field(repr=False)
+    rows: int
+    columns: int
+    depth: int
+    threads: int
+    owner: Ints = field(repr=False)
+    loads: Words = field(repr=False)
+    copies: Words = field(repr=False)
+    stores: Words = field(repr=False)
+    reads: Words = field(repr=False)
+
+    @property
+    def staged(self) -> bool:
+        """Whether the stage goes through shared memory."""
+        return len(self.reads) > 0
+
+    @property
+    def phases(self) -> int:
+        """Stretches between barriers."""
+        return 1 + int(self.trace.column("phase").max())
+
+    @property
+    def chosen(self) -> int:
+        """The thread that pictures point out: lane 5 of the second warp."""
+        return min(WARP + 5, self.threads - 1)
+
+    def slices(self, words: Words) -> dict[int, list[int]]:
+        """Give, for each phase, the slices of K that the words belong to."""
+        k = np.where(words.operand == ord("A"), words.j, words.i)
+        known = words.operand > 0
+        pairs = np.unique(np.stack([words.phase[known], k[known] // self.depth]), axis=1)
+        found: dict[int, list[int]] = {}
+        for phase, number in pairs.T.tolist():
+            found.setdefault(phase, []).append(number)
+        return found
+
+    def stray_reads(self) -> int:
+        """Count words of A that a thread reads for rows it has no result in; of B, for columns.
+
+        0 says that the elements found in shared memory are what the stage takes them for.
+        """
+        in_row = np.zeros((self.threads, self.trace.m), dtype=bool)
+        in_column = np.zeros((self.threads, self.trace.n), dtype=bool)
+        i, j = np.indices(self.owner.shape)
+        in_row[self.owner, i] = True
+        in_column[self.owner, j] = True
+        a, b = self.reads.of("A"), self.reads.of("B")
+        wrong = int((~in_row[a.thread, a.i]).sum() + (~in_column[b.thread, b.j]).sum())
+        return wrong + int((self.reads.operand == 0).sum())
+
+    def caption(self) -> str:
+        """Say what was traced."""
+        t = self.trace
+        warps = math.ceil(self.threads / WARP)
+        text = (
+            f"Traced: the first block of {t.m} x {t.n} x {t.k}, NN. Its tile of D is {self.rows} x "
+            f"{self.columns}, its {self.threads} threads are {warps} warps"
+        )
+        if self.staged:
+            text += f", a slice is {self.depth} deep"
+        lane = self.chosen % WARP
+        return f"{text}. Pointed out: thread {self.chosen}, lane {lane} of warp 1."
+
+    def digest(self) -> str:
+        """A fingerprint of all that a picture can show."""
+        found = hashlib.sha256(repr([place.at for place in self.trace.places]).encode())
+        for words in (self.loads, self.copies, self.stores, self.reads):
+            for values in vars(words).values():
+                found.update(np.ascontiguousarray(values, dtype="<i8").tobytes())
+        found.update(np.ascontiguousarray(self.owner, dtype="<i8").tobytes())
+        return found.hexdigest()[:16]
+
+
+def of(stage: Stage, layout: str = "NN") -> Anatomy:
+    """Run a stage on a few tiles' worth of operands and find its schedule.
+
+    Raises:
+        ValueError: the stage stores more or fewer words to shared memory than it loads from gmem,
+            so that it cannot be told which is which.
+    """
+    trans_a, trans_b = timing.LAYOUTS[layout]
+    m = math.lcm(*(tile.BM for tile in stage.tiles))
+    n = math.lcm(*(tile.BN for tile in stage.tiles))
+    k = max(t.BK * (t.buffers + SLICES_MORE) if t.buffers else DEPTH for t in stage.tiles)
+    trace = simt.trace(stage.name, m, n, k, trans_a=trans_a, trans_b=trans_b)
+    launch = trace.launches[0]
+    threads = math.prod(launch.threads)
+    words = _Table(trace)
+    results = words.take("global store", "D")
+    rows, columns = 1 + int(results.i.max()), 1 + int(results.j.max())
+    owner = np.full((rows, columns), -1, dtype=np.int64)
+    owner[results.i, results.j] = results.thread
+    loads = words.take("global load", "AB")
+    copies = words.take("copy issue")
+    stores = words.take("shared store")
+    reads = words.take("shared load")
+    if len(stores):
+        stores = _named(stores, loads, stage.name)
+    reads = _found(reads, _joined(stores, copies))
+    depth = k
+    for tile in stage.tiles:
+        if (tile.BM, tile.BN, tile.threads) == (rows, columns, threads) and tile.buffers:
+            depth = tile.BK
+    return Anatomy(stage, trace, rows, columns, depth, threads, owner, loads, copies, stores, reads)
+
+
+class _Table:
+    """A trace's events, word by word."""
+
+    def __init__(self, trace: simt.Trace) -> None:
+        columns = {name: trace.column(name).numpy() for name in simt.COLUMNS}
+        self._bases = np.array([array.offset for array in trace.launches[0].arrays] or [0])
+        self._events = columns
+        self._requests = self._number_requests(columns)
+        # Neighbours in memory of one operand's element: along its row, or along its column.
+        self._down = {ord("A"): trace.trans_a, ord("B"): trace.trans_b, ord("D"): False}
+
+    @staticmethod
+    def _number_requests(c: dict[str, Ints]) -> Ints:
+        """Number the warp instructions: a warp's n-th events at a place in a phase are one."""
+        order = np.lexsort((np.arange(len(c["thread"])), c["phase"], c["place"], c["thread"]))
+        keys = np.stack([c[name][order] for name in ("thread", "place", "phase")])
+        fresh = np.ones(len(order), dtype=bool)
+        fresh[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+        start = np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
+        nth = np.empty(len(order), dtype=np.int64)
+        nth[order] = np.arange(len(order)) - start
+        warp = np.stack([c["thread"] // WARP, c["place"], c["phase"], nth])
+        return np.unique(warp, axis=1, return_inverse=True)[1].reshape(-1)
+
+    def take(self, kind: str, operands: str | None = None) -> Words:
+        """The words of all events of one kind, and of some operands."""
+        c = self._events
+        keep = c["kind"] == simt.KINDS.index(kind)
+        if operands is not None:
+            keep &= np.isin(c["operand"], [ord(letter) for letter in operands])
+        at = np.flatnonzero(keep)
+        each = c["bytes"][at] // 4
+        at = np.repeat(at, each)
+        nth = np.arange(len(at)) - np.repeat(np.cumsum(each) - each, each)
+        operand = c["operand"][at]
+        down = np.isin(operand, [code for code, is_down in self._down.items() if is_down])
+        array = c["array"][at]
+        return Words(
+            thread=c["thread"][at],
+            phase=c["phase"][at],
+            operand=operand,
+            i=c["i"][at] + nth * down,
+            j=c["j"][at] + nth * ~down,
+            word=np.where(array < 0, -1, (self._bases[array] + c["offset"][at]) // 4 + nth),
+            place=c["place"][at],
+            request=self._requests[at],
+        )
+
+
+def _named(stores: Words, loads: Words, stage: str) -> Words:
+    """Give stores to shared memory the elements that they hold.
+
+    A thread stores what it loaded in the order in which it loaded it: its n-th word is its n-th.
+    """
+    if not np.array_equal(stores.thread, loads.thread):
+        raise ValueError(
+            f"{stage}: {len(loads)} words loaded, {len(stores)} stored to shared memory, or by "
+            "other threads: cannot tell which is which"
+        )
+    return Words(**{**vars(stores), "operand": loads.operand, "i": loads.i, "j": loads.j})
+
+
+def _joined(first: Words, second: Words) -> Words:
+    return Words(**{name: np.concatenate([values, vars(second)[name]])
+                    for name, values in vars(first).items()})  # fmt: skip
+
+
+def _found(reads: Words, written: Words) -> Words:
+    """Give reads the element that was last written to their word in an earlier phase."""
+    if not len(reads):
+        return reads
+    span = 1 + int(max(reads.phase.max(), written.phase.max()))
+    order = np.argsort(written.word * span + written.phase, kind="stable")
+    keys = (written.word * span + written.phase)[order]
+    last = np.searchsorted(keys, reads.word * span + reads.phase) - 1
+    source = order[np.maximum(last, 0)]
+    known = (last >= 0) & (written.word[source] == reads.word)
+    return Words(**{
+        **vars(reads),
+        **{name: np.where(known, vars(written)[name][source], 0) for name in ("operand", "i", "j")},
+    })  # fmt: skip

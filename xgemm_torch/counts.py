@@ -1,0 +1,102 @@
+"""What a stage asks of the memories for one product, in numbers that compare stages.
+
+Counted by the host flavour while the stage's own source runs, so it needs no GPU and is no time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from . import simt, timing
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Whole tiles of every stage, deep enough for a pipeline; a second or less to count.
+SHAPE = (256, 256, 64)
+LEGEND = (
+    "For 1000 multiply-adds, as the source is written. A wavefront is one pass of a warp's access "
+    "through the 32 banks of shared memory; a conflict is a wavefront more than the bytes need. A "
+    "sector is 32 bytes that a warp's load touches in gmem, before caches; a request is such a "
+    "load. Stores of C, once for each element, are left out."
+)
+COLUMNS = (
+    ("thread loads a multiply-add", "loads_per_fma", ".3f"),
+    ("shared wavefronts", "shared_wavefronts", ".1f"),
+    ("of them conflicts", "conflicts", ".1f"),
+    ("worst conflict, ways", "ways", "d"),
+    ("gmem sectors", "sectors", ".1f"),
+    ("sectors a gmem request", "sectors_per_request", ".1f"),
+    ("FLOP a gmem byte", "flop_per_byte", ".2f"),
+)
+
+
+@functools.cache
+def of(stage: str, shape: tuple[int, int, int] = SHAPE, layout: str = "NN") -> dict[str, Any]:
+    """Count one product of a stage.
+
+    Args:
+        stage: its name.
+        shape: M, N, K.
+        layout: a key of `timing.LAYOUTS`.
+
+    Returns:
+        ``shape``, ``layout`` and, per 1000 multiply-adds: ``shared_wavefronts`` (loads and stores),
+        ``shared_ideal`` and ``conflicts``, which add up to them, ``sectors`` (loads from gmem).
+        ``loads_per_fma``: 4-byte words that threads load, from shared memory and gmem, for one
+        multiply-add. ``ways``: of the worst bank conflict. ``sectors_per_request``,
+        ``flop_per_byte``: of gmem loads. ``fma_per_transaction``: multiply-adds for one wavefront
+        or sector. ``lines``: for each line of the source with a shared access of one kind,
+        ``place``, ``kind``, ``requests``, ``wavefronts``, ``ideal``, ``ways``.
+    """
+    trans_a, trans_b = timing.LAYOUTS[layout]
+    traffic = simt.traffic(stage, *shape, trans_a=trans_a, trans_b=trans_b)
+    total = traffic.total
+    thousand = traffic.fmas / 1000
+    shared = total.shared_load + total.shared_store
+    sectors = total.global_load.sectors
+    words = (total.shared_load.bytes + total.global_load.bytes) / 4
+    lines = [
+        {
+            "place": place, "kind": kind, "requests": each.requests,
+            "wavefronts": each.wavefronts, "ideal": each.ideal, "ways": each.ways,
+        }
+        for place, at in traffic.lines.items()
+        for kind, each in (("load", at.shared_load), ("store", at.shared_store))
+        if each.requests
+    ]  # fmt: skip
+    return {
+        "shape": list(shape),
+        "layout": layout,
+        "loads_per_fma": words / traffic.fmas,
+        "shared_wavefronts": shared.wavefronts / thousand,
+        "shared_ideal": shared.ideal / thousand,
+        "conflicts": shared.conflicts / thousand,
+        "ways": shared.ways,
+        "sectors": sectors / thousand,
+        "sectors_per_request": total.global_load.sectors_per_request,
+        "flop_per_byte": 2 * traffic.fmas / (32 * sectors),
+        "fma_per_transaction": traffic.fmas / (shared.wavefronts + sectors),
+        "lines": lines,
+    }
+
+
+def table(rows: Iterable[dict[str, Any]]) -> Table:
+    """Make a table of the stages' ``counts``, which are all of one problem."""
+    from rich.table import Table
+
+    rows = [row for row in rows if row["counts"]]
+    title = ""
+    if rows:
+        m, n, k = rows[0]["counts"]["shape"]
+        title = f"What a product of {m} x {n} x {k}, {rows[0]['counts']['layout']}, asks for"
+    made = Table(title=title, title_justify="left")
+    for heading in ("#", "stage", *(heading for heading, _, _ in COLUMNS)):
+        name = heading == "stage"
+        made.add_column(heading, justify="left" if name else "right", no_wrap=name)
+    for row in rows:
+        numbers = (format(row["counts"][key], form) for _, key, form in COLUMNS)
+        made.add_row(str(row["rung"]), row["name"], *numbers)
+    return made
