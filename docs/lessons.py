@@ -67,8 +67,7 @@ stays in a register while eight of A pass. Larger tiles also ask less of global 
 slice that is loaded once serves more results.""",
     "block_tile_2d": """\
 A square of 8 x 8 results in registers, fed by fragments of 8 + 8: the outer product of rung 4 with
-its operands in shared memory. This is the largest step of the whole ladder; the multiply-adds
-begin to outnumber everything else.""",
+its operands in shared memory. For the first time the multiply-adds far outnumber the loads.""",
     "block_tile_kmajor": """\
 Both slices lie K-major, so that what is read together for one k lies together, and one loop fills
 both: element t of a slice is the business of thread t mod the number of threads. It is the general
@@ -82,9 +81,10 @@ Both at once: the large tile and its 8 x 8 results a thread, and 16-byte accesse
 thread's results lie in four groups of 4 x 4, so that neighbouring lanes read neighbouring
 vectors.""",
     "warp_tiled": """\
-A warp gets a compact rectangle of the tile instead of two long rows. Its 32 lanes then read few
-distinct words of each fragment, which are broadcast: the same reads take fewer wavefronts. Compare
-the colours of the first picture with those of the rung before.""",
+A warp gets a compact rectangle of the tile instead of long rows, so that for one k its lanes need
+fewer different words of A and B together. Compare the colours of the first picture with those of
+the rung before. The wavefronts below need not move: they count the passes of 16-byte accesses, and
+a pass of broadcasts is a pass. What else the hardware makes of it, only the clock says.""",
     "register_prefetch": """\
 While a slice is multiplied the next one is already on its way from global memory into registers,
 and the fragments of the next k are read while those of this one are used. In the timeline the

@@ -169,8 +169,10 @@ def percent(value: float | None) -> str | None:
     return None if value is None else f"{value:.0%}"
 
 
-def speed_section(stage: Stage, results: dict[str, dict[str, Any]]) -> list[str]:
-    """Measured speed by layout and size, against the mark."""
+def speed_section(
+    stage: Stage, before: Stage | None, results: dict[str, dict[str, Any]]
+) -> list[str]:
+    """Measured speed by layout and size, against the rung before and the mark."""
     lines = ["## Speed", ""]
     facts = results.get(stage.name)
     if facts is None:
@@ -187,6 +189,10 @@ def speed_section(stage: Stage, results: dict[str, dict[str, Any]]) -> list[str]
         if any((size, layout) in cases for size in SIZES):
             cells = [cases.get((size, layout)) for size in SIZES]
             rows.append([layout, *(c and f"{tflops(c[0])} ({c[1]:.0%})" for c in cells)])
+    if before is not None and before.name in results:
+        old = results[before.name]["cases"]
+        was = [old.get((size, "NN")) for size in SIZES]
+        rows.append([f"`{before.name}`, NN", *(c and f"{tflops(c[0])} ({c[1]:.0%})" for c in was)])
     wanted = [marks.share(stage.name, size) for size in SIZES]
     if any(wanted):
         rows.append(["mark, NN", *map(percent, wanted)])
@@ -256,13 +262,19 @@ def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
     kernels = compiled["stages"].get(stage.name)
     if not kernels:
         return [*lines, "`benchmarks/results/compile.json` does not have this stage yet.", ""]
-    rows = []
+    # Instances that came out the same share a row.
+    alike: dict[str, list[dict[str, Any]]] = {}
     for k in kernels:
+        alike.setdefault(repr([value for key, value in k.items() if key != "kernel"]), []).append(k)
+    rows = []
+    for same in alike.values():
+        k = same[0]
         tile = stage.tiles[k["tile"]]
         rows.append([
-            f"`{k['kernel']}`", f"{tile.BM} x {tile.BN} x {tile.BK}", f"{tile.TM} x {tile.TN}",
-            tile.threads, k["registers"], f"{k['smem'] / 1024:.1f} KiB", k["local"],
-            k["blocks_per_sm"], f"{k['occupancy']:.0%}",
+            ", ".join(f"`{each['kernel']}`" for each in same),
+            f"{tile.BM} x {tile.BN} x {tile.BK}", f"{tile.TM} x {tile.TN}", tile.threads,
+            k["registers"], f"{k['smem'] / 1024:.1f} KiB", k["local"], k["blocks_per_sm"],
+            f"{k['occupancy']:.0%}",
         ])  # fmt: skip
     head = ("kernel", "block tile", "thread tile", "threads", "registers", "shared memory",
             "local memory, bytes", "blocks an SM", "occupancy")  # fmt: skip
@@ -330,7 +342,7 @@ def stage_page(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any]) -> 
     lines += picture_section(stage, known["anatomy"][stage.name])
     lines += counts_section(stage, before, known["counts"])
     lines += compile_section(stage, known["compiled"])
-    lines += speed_section(stage, known["measured"])
+    lines += speed_section(stage, before, known["measured"])
     lines += sources_section(stage, known["measured"])
     lines += code_section(stage, before)
     lines += [" | ".join(ways)]
@@ -362,6 +374,9 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
              "TFLOP/s at 4096³ NN (of cuBLAS)", "mark"), rows),
         "",
         counts.LEGEND,
+        "",
+        "A mark is the share of cuBLAS that the best known implementation of the same technique "
+        "reached, in a run of its own on one H200.",
         "",
         "`python -m xgemm_torch ladder` prints these counts, `python -m xgemm_torch ladder --race` "
         "lets all stages run side by side: for time on a GPU, for counts without one.",
@@ -473,7 +488,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.check:
         report = compile_report()
-        if {stage.name for stage in stages() if stage.cuda} <= set(report["stages"]):
+        if {stage.name for stage in stages()} == set(report["stages"]):
             COMPILED.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     known = gather()
     pages = texts(known)

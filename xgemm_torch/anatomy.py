@@ -1,7 +1,7 @@
 """A stage's schedule, found in a trace of it: who owns, loads, stores and reads what, and when.
 
-Everything here is derived from what the stage's source did when it ran, nothing from what its tile
-table says it does.
+Everything here but the depth of a slice is derived from what the stage's source did when it ran,
+nothing from what its tile table says it does.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from . import simt, timing
+from . import counts, simt, timing
 from .registry import Stage
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.int32]
 
 # Slices of K beyond what the stage's buffers hold: the steady state is seen, and the end.
 SLICES_MORE = 3
@@ -67,7 +67,9 @@ class Anatomy:
 
     Attributes:
         stage: whose.
-        trace: what it was found in.
+        shape: M, N, K of the product, which is one block's.
+        places: the lines of the source that `Words.place` is an index into.
+        phases: stretches between barriers.
         rows, columns: shape of the block's tile of D.
         depth: K of one slice; of the whole trace where the stage has no slices.
         threads: of the block.
@@ -79,7 +81,9 @@ class Anatomy:
     """
 
     stage: Stage
-    trace: simt.Trace = field(repr=False)
+    shape: tuple[int, int, int]
+    places: tuple[str, ...] = field(repr=False)
+    phases: int
     rows: int
     columns: int
     depth: int
@@ -94,11 +98,6 @@ class Anatomy:
     def staged(self) -> bool:
         """Whether the stage goes through shared memory."""
         return len(self.reads) > 0
-
-    @property
-    def phases(self) -> int:
-        """Stretches between barriers."""
-        return 1 + int(self.trace.column("phase").max())
 
     @property
     def chosen(self) -> int:
@@ -120,8 +119,8 @@ class Anatomy:
 
         0 says that the elements found in shared memory are what the stage takes them for.
         """
-        in_row = np.zeros((self.threads, self.trace.m), dtype=bool)
-        in_column = np.zeros((self.threads, self.trace.n), dtype=bool)
+        in_row = np.zeros((self.threads, self.rows), dtype=bool)
+        in_column = np.zeros((self.threads, self.columns), dtype=bool)
         i, j = np.indices(self.owner.shape)
         in_row[self.owner, i] = True
         in_column[self.owner, j] = True
@@ -131,11 +130,11 @@ class Anatomy:
 
     def caption(self) -> str:
         """Say what was traced."""
-        t = self.trace
+        m, n, k = self.shape
         warps = math.ceil(self.threads / WARP)
         text = (
-            f"Traced: the first block of {t.m} x {t.n} x {t.k}, NN. Its tile of D is {self.rows} x "
-            f"{self.columns}, its {self.threads} threads are {warps} warps"
+            f"Traced: a product of {m} x {n} x {k}, NN, which is one block. Its tile of D is "
+            f"{self.rows} x {self.columns}, its {self.threads} threads are {warps} warps"
         )
         if self.staged:
             text += f", a slice is {self.depth} deep"
@@ -144,32 +143,34 @@ class Anatomy:
 
     def digest(self) -> str:
         """A fingerprint of all that a picture can show."""
-        found = hashlib.sha256(repr([place.at for place in self.trace.places]).encode())
+        found = hashlib.sha256(repr(self.places).encode())
         for words in (self.loads, self.copies, self.stores, self.reads):
             for values in vars(words).values():
-                found.update(np.ascontiguousarray(values, dtype="<i8").tobytes())
-        found.update(np.ascontiguousarray(self.owner, dtype="<i8").tobytes())
+                found.update(np.ascontiguousarray(values, dtype="<i4").tobytes())
+        found.update(np.ascontiguousarray(self.owner, dtype="<i4").tobytes())
         return found.hexdigest()[:16]
 
 
 def of(stage: Stage, layout: str = "NN") -> Anatomy:
-    """Run a stage on a few tiles' worth of operands and find its schedule.
+    """Run one tile of a stage, the fastest of its table, and find its schedule.
 
     Raises:
         ValueError: the stage stores more or fewer words to shared memory than it loads from gmem,
             so that it cannot be told which is which.
     """
     trans_a, trans_b = timing.LAYOUTS[layout]
-    m = math.lcm(*(tile.BM for tile in stage.tiles))
-    n = math.lcm(*(tile.BN for tile in stage.tiles))
-    k = max(t.BK * (t.buffers + SLICES_MORE) if t.buffers else DEPTH for t in stage.tiles)
-    trace = simt.trace(stage.name, m, n, k, trans_a=trans_a, trans_b=trans_b)
+    row = counts.best_row(stage)
+    tile = stage.tiles[row]
+    depth = tile.BK if tile.buffers else DEPTH
+    k = depth * (tile.buffers + SLICES_MORE) if tile.buffers else depth
+    with simt.configure(row=row):
+        trace = simt.trace(stage.name, tile.BM, tile.BN, k, trans_a=trans_a, trans_b=trans_b)
     launch = trace.launches[0]
     threads = math.prod(launch.threads)
     words = _Table(trace)
     results = words.take("global store", "D")
     rows, columns = 1 + int(results.i.max()), 1 + int(results.j.max())
-    owner = np.full((rows, columns), -1, dtype=np.int64)
+    owner = np.full((rows, columns), -1, dtype=np.int32)
     owner[results.i, results.j] = results.thread
     loads = words.take("global load", "AB")
     copies = words.take("copy issue")
@@ -178,19 +179,22 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     if len(stores):
         stores = _named(stores, loads, stage.name)
     reads = _found(reads, _joined(stores, copies))
-    depth = k
-    for tile in stage.tiles:
-        if (tile.BM, tile.BN, tile.threads) == (rows, columns, threads) and tile.buffers:
-            depth = tile.BK
-    return Anatomy(stage, trace, rows, columns, depth, threads, owner, loads, copies, stores, reads)
+    phases = 1 + int(trace.column("phase").max())
+    places = tuple(place.at for place in trace.places)
+    shape = (tile.BM, tile.BN, k)
+    return Anatomy(
+        stage, shape, places, phases, rows, columns, depth, threads, owner,
+        loads, copies, stores, reads,
+    )  # fmt: skip
 
 
 class _Table:
     """A trace's events, word by word."""
 
     def __init__(self, trace: simt.Trace) -> None:
-        columns = {name: trace.column(name).numpy() for name in simt.COLUMNS}
-        self._bases = np.array([array.offset for array in trace.launches[0].arrays] or [0])
+        columns = {name: trace.column(name).numpy().astype(np.int32) for name in simt.COLUMNS}
+        arrays = trace.launches[0].arrays
+        self._bases = np.array([array.offset for array in arrays] or [0], dtype=np.int32)
         self._events = columns
         self._requests = self._number_requests(columns)
         # Neighbours in memory of one operand's element: along its row, or along its column.
@@ -207,7 +211,8 @@ class _Table:
         nth = np.empty(len(order), dtype=np.int64)
         nth[order] = np.arange(len(order)) - start
         warp = np.stack([c["thread"] // WARP, c["place"], c["phase"], nth])
-        return np.unique(warp, axis=1, return_inverse=True)[1].reshape(-1)
+        numbers = np.unique(warp, axis=1, return_inverse=True)[1]
+        return numbers.reshape(-1).astype(np.int32)
 
     def take(self, kind: str, operands: str | None = None) -> Words:
         """The words of all events of one kind, and of some operands."""
@@ -218,7 +223,7 @@ class _Table:
         at = np.flatnonzero(keep)
         each = c["bytes"][at] // 4
         at = np.repeat(at, each)
-        nth = np.arange(len(at)) - np.repeat(np.cumsum(each) - each, each)
+        nth = (np.arange(len(at)) - np.repeat(np.cumsum(each) - each, each)).astype(np.int32)
         operand = c["operand"][at]
         down = np.isin(operand, [code for code, is_down in self._down.items() if is_down])
         array = c["array"][at]

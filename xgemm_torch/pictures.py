@@ -161,8 +161,7 @@ def _in_banks(words: Words) -> np.ndarray:
 
 def _by_line(drawn: Anatomy) -> list[tuple[str, str, Words]]:
     """Each source line's shared accesses: place, "load" or "store", words."""
-    places = drawn.trace.places
-    names = np.array([place.at for place in places])
+    names = np.array(drawn.places)
     found = []
     for kind, words in (("store", drawn.stores), ("copy", drawn.copies), ("read", drawn.reads)):
         lines = names[words.place] if len(words) else np.array([], dtype=str)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 INK, QUIET, GRID = "#20262e", "#7a8591", "#e4e8ec"
 BLUE, ORANGE, GREEN, GREY, RED = "#2a6fb0", "#e07a1f", "#3b9a5f", "#b9c1c9", "#c0392b"
+# Behind a text that lies on lines.
+PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 2}
 COLORS = {"stock": BLUE, "converted": ORANGE}
 LABELS = {"stock": "stock nn.Linear", "converted": "xgemm_torch"}
 
@@ -131,7 +133,7 @@ def _step_times(axes: Axes, summary: dict[str, Any]) -> None:
     if beyond:
         axes.text(0.99, 0.97, f"{beyond} slower steps lie above", transform=axes.transAxes,
                   ha="right", va="top", fontsize=8, color=QUIET,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 2})  # fmt: skip
+                  bbox=PAPER)  # fmt: skip
 
 
 def _shares(axes: Axes, runs: dict[str, Any]) -> None:
@@ -299,12 +301,12 @@ def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> 
         if speed:
             axes.plot([low, high], [low * speed, high * speed], color=GREY, linewidth=1.4)
             axes.text(low * 1.15, low * 2 * speed, f"{name} {speed:.1f} TB/s", color=QUIET,
-                      fontsize=8.5)  # fmt: skip
+                      fontsize=8.5, bbox=PAPER)  # fmt: skip
     floor = low * roofs["memory_tbs"]
     if peak:
         axes.axhline(peak, color=GREY, linewidth=1.4)
         axes.text(high / 1.15, peak * 1.1, f"FP32 peak {peak:.0f} TFLOP/s", color=QUIET,
-                  fontsize=8.5, ha="right")  # fmt: skip
+                  fontsize=8.5, ha="right", bbox=PAPER)  # fmt: skip
     axes.set_ylim(floor, 2.5 * (peak or facts.get("torch_mm_tflops", 1.0)))
     if facts["gpu"]:
         axes.axhline(facts["torch_mm_tflops"], color=ORANGE, linewidth=1, linestyle="--")
@@ -321,7 +323,7 @@ def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> 
             together.setdefault(f"{intensity:.2g}", []).append(str(row["rung"]))
     for intensity, rungs in together.items():
         axes.text(float(intensity) * 1.02, floor * 1.4, ", ".join(rungs), fontsize=8.5, color=INK,
-                  rotation=90, va="bottom")  # fmt: skip
+                  rotation=90, va="bottom", bbox=PAPER)  # fmt: skip
     title = "Roofline; a number is a rung"
     if not facts["gpu"]:
         title = f"Where each rung stands under the roofs of {roofs['of']}"

@@ -17,8 +17,8 @@ from .registry import Stage
 SYSTEMS = {
     "X": "xGeMM, the 0Mean1Sigma series",
     "T": "TutorialsPoint's CUDA tutorial",
-    "S": "the SGEMM ladder: naive, then v1 to v9",
-    "L": "a lecture's GPU Matmul v1, v1.5, v2, v3 and cooperative fetching",
+    "S": "the SGEMM ladder, naive to v9",
+    "L": "the lecture on GPU matmuls",
     "C": "the CUDA Tutorial notes",
 }
 # On which GPU a system's published figures were taken, as far as it says.

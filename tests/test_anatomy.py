@@ -1,0 +1,195 @@
+"""A stage's schedule as a trace shows it: true of every stage, and known in detail of some."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import xgemm_torch
+from xgemm_torch import anatomy, counts, pictures, simt, timing
+
+STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
+each_stage = pytest.mark.parametrize("stage", list(STAGES))
+schedule = functools.cache(lambda name: anatomy.of(STAGES[name]))
+STAGED = [name for name, stage in STAGES.items() if stage.tiles[0].buffers]
+
+
+@pytest.mark.parametrize("layout", list(timing.LAYOUTS))
+@each_stage
+def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layout):
+    drawn = anatomy.of(STAGES[stage], layout)
+    tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
+    assert (drawn.rows, drawn.columns, drawn.threads) == (tile.BM, tile.BN, tile.threads)
+    results = np.bincount(drawn.owner.reshape(-1), minlength=drawn.threads)
+    assert (results == tile.TM * tile.TN).all()
+    assert drawn.stray_reads() == 0
+    assert drawn.staged == (stage in STAGED)
+
+
+@each_stage
+def test_all_of_both_operands_arrives(stage):
+    drawn = schedule(stage)
+    m, n, k = drawn.shape
+    for operand, shape in (("A", (m, k)), ("B", (k, n))):
+        seen = np.zeros(shape, dtype=np.int64)
+        for words in (drawn.loads.of(operand), drawn.copies.of(operand)):
+            np.add.at(seen, (words.i, words.j), 1)
+        assert (seen >= 1).all()
+        if drawn.staged:
+            assert (seen == 1).all()  # shared memory is for loading once
+
+
+@pytest.mark.parametrize("stage", STAGED)
+def test_a_slice_is_read_after_it_was_stored_and_all_of_it(stage):
+    drawn = schedule(stage)
+    stored = drawn.slices(drawn.stores) or drawn.slices(drawn.copies)
+    first_stored = {}
+    for phase, numbers in sorted(stored.items()):
+        for number in numbers:
+            first_stored.setdefault(number, phase)
+    reads = drawn.slices(drawn.reads)
+    for phase, numbers in reads.items():
+        assert all(first_stored[number] < phase for number in numbers)
+    slices = set(range(math.ceil(drawn.shape[2] / drawn.depth)))
+    assert set().union(*map(set, reads.values())) == slices == set(first_stored)
+
+
+def test_owners_of_the_first_two_rungs_are_transposed():
+    naive, coalesced = (schedule(name) for name in ("naive", "coalesced"))
+    assert (naive.owner == np.arange(1024).reshape(32, 32).T).all()
+    assert (coalesced.owner == np.arange(1024).reshape(32, 32)).all()
+
+
+def test_a_warps_first_load_of_the_first_two_rungs():
+    for name, rows, columns in (("naive", 32, 1), ("coalesced", 1, 32)):
+        drawn = schedule(name)
+        a, b = drawn.loads.of("A"), drawn.loads.of("B")
+        one_of_a, one_of_b = a[a.request == a.request[0]], b[b.request == b.request[0]]
+        assert len(one_of_a) == len(one_of_b) == 32
+        assert len(np.unique(one_of_a.i)) == rows and set(one_of_a.j) == {0}
+        assert len(np.unique(one_of_b.j)) == columns and set(one_of_b.i) == {0}
+
+
+def phases(drawn, words, slice_):
+    return [phase for phase, numbers in drawn.slices(words).items() if slice_ in numbers]
+
+
+def test_timeline_of_one_buffer():
+    drawn = schedule("smem_tiled")
+    assert drawn.phases == 2 * 4 + 1
+    for number in range(4):
+        assert phases(drawn, drawn.loads, number) == [2 * number]
+        assert phases(drawn, drawn.stores, number) == [2 * number]
+        assert phases(drawn, drawn.reads, number) == [2 * number + 1]
+
+
+@pytest.mark.skipif("register_prefetch" not in STAGES, reason="the build has no such stage")
+def test_timeline_of_a_prefetch():
+    drawn = schedule("register_prefetch")
+    for number in range(1, 4):
+        # Loaded while the slice before is read, stored after the barrier that ends that.
+        assert phases(drawn, drawn.loads, number) == phases(drawn, drawn.reads, number - 1)
+        assert phases(drawn, drawn.stores, number) == [
+            1 + phase for phase in phases(drawn, drawn.reads, number - 1)
+        ]
+
+
+def places_of(words, slice_, depth):
+    k = np.where(words.operand == ord("A"), words.j, words.i)
+    return set(words.word[k // depth == slice_].tolist())
+
+
+@pytest.mark.skipif("smem_double_buffered" not in STAGES, reason="the build has no such stage")
+def test_timeline_of_two_buffers():
+    drawn = schedule("smem_double_buffered")
+    for number in range(1, 5):
+        # Stored while the slice before is read: elsewhere.
+        assert phases(drawn, drawn.stores, number) == phases(drawn, drawn.reads, number - 1)
+        here, before = (places_of(drawn.stores, each, drawn.depth) for each in (number, number - 1))
+        assert here and not here & before
+
+
+@pytest.mark.skipif("cp_async_pipelined" not in STAGES, reason="the build has no such stage")
+def test_timeline_of_a_ring():
+    drawn = schedule("cp_async_pipelined")
+    tile = STAGES["cp_async_pipelined"].tiles[counts.best_row(STAGES["cp_async_pipelined"])]
+    assert not len(drawn.stores) and len(drawn.copies)
+    ahead = [
+        phases(drawn, drawn.reads, number)[0] - phases(drawn, drawn.copies, number)[0]
+        for number in range(tile.buffers - 1, math.ceil(drawn.shape[2] / drawn.depth))
+    ]
+    assert ahead and set(ahead) == {tile.buffers - 1}
+
+
+@pytest.mark.skipif("smem_conflicted" not in STAGES, reason="the build has no such stage")
+def test_banks_of_a_conflict():
+    drawn = schedule("smem_conflicted")
+    for words in (drawn.stores.of("B"), drawn.reads.of("B")):
+        assert pictures._in_banks(pictures._fullest(words)).max() == 32
+    for words in (drawn.stores.of("A"), drawn.reads.of("A")):
+        assert pictures._in_banks(pictures._fullest(words)).max() == 1
+
+
+@pytest.mark.parametrize("stage", STAGED)
+def test_worst_conflict_in_the_picture_is_the_counted_one(stage):
+    drawn = schedule(stage)
+    told = counts.of(stage)["lines"]
+    shown = {}
+    for line, what, words in pictures._by_line(drawn):
+        kind = "load" if what.startswith("read") else "store"
+        ways = int(pictures._in_banks(pictures._fullest(words)).max())
+        shown[line, kind] = max(ways, shown.get((line, kind), 0))
+    assert shown == {(line["place"], line["kind"]): line["ways"] for line in told}
+
+
+def test_a_vector_along_a_column_of_a_transposed_operand():
+    # 16-byte loads of A stored as (k, m) hold four rows of one column.
+    drawn = anatomy.of(STAGES["vec4_128x128"], "TN")
+    a = drawn.loads.of("A")
+    first = a[a.thread == 0][np.arange(4)]
+    assert list(first.i) == [0, 1, 2, 3] and set(first.j) == {0}
+
+
+def test_a_stage_whose_stores_are_not_its_loads_is_refused():
+    drawn = schedule("smem_tiled")
+    with pytest.raises(ValueError, match="cannot tell which is which"):
+        anatomy._named(drawn.stores[np.arange(5)], drawn.loads, "x")
+
+
+def test_digest_is_of_the_schedule():
+    one, other = schedule("naive"), schedule("coalesced")
+    again = anatomy.of(STAGES["naive"])
+    assert one.digest() == again.digest() != other.digest()
+
+
+@each_stage
+def test_pictures_are_small_and_say_what_they_show(stage, tmp_path):
+    drawn = schedule(stage)
+    names = [name for name, _ in pictures.available(drawn)]
+    assert names == (["tile", "banks", "timeline"] if drawn.staged else ["tile"])
+    for name in names:
+        file = tmp_path / f"{name}.svg"
+        pictures.draw(drawn, name, file)
+        assert 2_000 < file.stat().st_size < 100_000
+        assert drawn.digest() in file.read_text()
+
+
+def test_a_picture_is_the_same_file_each_time_and_may_be_a_png(tmp_path):
+    drawn = schedule("smem_tiled")
+    for name, _ in pictures.available(drawn):
+        for file in ("one.svg", "two.svg", "three.png"):
+            pictures.draw(drawn, name, tmp_path / file)
+        assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+        assert (tmp_path / "three.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_counting_and_tracing_take_the_fastest_row():
+    stage = STAGES["vec4_128x128"]
+    assert counts.best_row(stage) == 0
+    slow, fast = replace(stage.tiles[0], rate=1.0), replace(stage.tiles[0], rate=2.0)
+    assert counts.best_row(replace(stage, tiles=(slow, fast, slow))) == 1
+    assert simt.trace(stage.name, 128, 128, 8).launches[0].grid == (1, 1, 1)
