@@ -259,7 +259,7 @@ def counts_section(stage: Stage, before: Stage | None, known: dict[str, Any]) ->
 def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
     """Registers, shared memory, occupancy."""
     lines = ["## What the compiler made of it", ""]
-    kernels = compiled["stages"].get(stage.name)
+    kernels = compiled.get("stages", {}).get(stage.name)
     if not kernels:
         return [*lines, "`benchmarks/results/compile.json` does not have this stage yet.", ""]
     # Instances that came out the same share a row.
@@ -430,7 +430,7 @@ def gather() -> dict[str, Any]:
         "before": predecessors(ladder),
         "counts": {s.name: counts.of(s.name) for s in ladder},
         "anatomy": {s.name: anatomy.of(s) for s in ladder},
-        "compiled": json.loads(COMPILED.read_text(encoding="utf-8")),
+        "compiled": json.loads(COMPILED.read_text(encoding="utf-8")) if COMPILED.exists() else {},
         "measured": measured(),
     }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xgemm_torch
-from xgemm_torch import anatomy, counts, pictures, simt, timing
+from xgemm_torch import anatomy, counts, pictures, simt
 
 STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
 each_stage = pytest.mark.parametrize("stage", list(STAGES))
@@ -18,7 +18,7 @@ schedule = functools.cache(lambda name: anatomy.of(STAGES[name]))
 STAGED = [name for name, stage in STAGES.items() if stage.tiles[0].buffers]
 
 
-@pytest.mark.parametrize("layout", list(timing.LAYOUTS))
+@pytest.mark.parametrize("layout", ["NN", "TT"])
 @each_stage
 def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layout):
     drawn = anatomy.of(STAGES[stage], layout)
@@ -27,7 +27,9 @@ def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layou
     results = np.bincount(drawn.owner.reshape(-1), minlength=drawn.threads)
     assert (results == tile.TM * tile.TN).all()
     assert drawn.stray_reads() == 0
-    assert drawn.staged == (stage in STAGED)
+    assert drawn.staged == (stage in STAGED and drawn.named)
+    # Later rungs may turn their operands into something else on the way to shared memory.
+    assert drawn.named or STAGES[stage].rung > 19
 
 
 @each_stage
@@ -154,10 +156,19 @@ def test_a_vector_along_a_column_of_a_transposed_operand():
     assert list(first.i) == [0, 1, 2, 3] and set(first.j) == {0}
 
 
-def test_a_stage_whose_stores_are_not_its_loads_is_refused():
-    drawn = schedule("smem_tiled")
-    with pytest.raises(ValueError, match="cannot tell which is which"):
-        anatomy._named(drawn.stores[np.arange(5)], drawn.loads, "x")
+def test_a_stage_whose_stores_are_not_its_loads_shows_its_tile_alone(monkeypatch, tmp_path):
+    real = anatomy._Table.take
+
+    def take(self, kind, operands=None):
+        words = real(self, kind, operands)
+        return words[np.arange(len(words) - 1)] if kind == "shared store" else words
+
+    monkeypatch.setattr(anatomy._Table, "take", take)
+    drawn = anatomy.of(STAGES["smem_tiled"])
+    assert not drawn.named and not drawn.staged and not len(drawn.reads)
+    assert "which are not shown" in drawn.caption()
+    assert [name for name, _ in pictures.available(drawn)] == ["tile"]
+    pictures.draw(drawn, "tile", tmp_path / "x.svg")
 
 
 def test_digest_is_of_the_schedule():

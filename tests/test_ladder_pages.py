@@ -47,7 +47,17 @@ def test_there_is_a_page_for_each_stage_and_an_index(maker, pages):
     assert names == {f"{maker.stem(stage)}.md" for stage in STAGES} | {"README.md"}
 
 
-def test_a_stale_page_or_picture_is_named(maker, known, pages, monkeypatch, tmp_path):
+@pytest.fixture
+def quick_pictures(maker, monkeypatch):
+    """Pictures that hold nothing but what they say of themselves."""
+    monkeypatch.setattr(
+        maker.pictures, "draw", lambda drawn, name, path: path.write_text(drawn.digest())
+    )
+
+
+def test_a_stale_page_or_picture_is_named(
+    maker, known, pages, quick_pictures, monkeypatch, tmp_path
+):
     monkeypatch.setattr(maker, "PAGES", tmp_path / "docs")
     monkeypatch.setattr(maker, "IMAGES", tmp_path / "images")
     monkeypatch.setattr(maker, "ROOT", tmp_path)
@@ -167,7 +177,7 @@ def test_head_comment_body_and_difference(maker, monkeypatch, tmp_path):
 
 
 def test_compile_report_is_of_every_built_stage(maker, known):
-    stages = known["compiled"]["stages"]
+    stages = known["compiled"].get("stages", {})
     assert set(stages) == {stage.name for stage in STAGES}
     for stage in STAGES:
         for kernel in stages[stage.name]:
@@ -178,14 +188,14 @@ def test_compile_report_is_of_every_built_stage(maker, known):
 
 def test_compile_report_agrees_with_this_builds_logs(maker, known):
     fresh = maker.compile_report()
-    if fresh["nvcc"] != known["compiled"]["nvcc"] or set(fresh["stages"]) != {
+    if fresh["nvcc"] != known["compiled"].get("nvcc") or set(fresh["stages"]) != {
         stage.name for stage in STAGES
     }:
         pytest.skip("this tree has no CUDA objects of that nvcc")
     assert fresh == known["compiled"]
 
 
-def test_command_checks_and_writes(maker, known, monkeypatch, tmp_path, capsys):
+def test_command_checks_and_writes(maker, known, quick_pictures, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(maker, "gather", lambda: known)
     assert maker.main(["--check"]) == 0
     assert capsys.readouterr().out == ""

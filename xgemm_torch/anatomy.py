@@ -52,7 +52,7 @@ class Words:
         """The number of words."""
         return len(self.thread)
 
-    def __getitem__(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> Words:
+    def __getitem__(self, keep: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Words:
         """Those that ``keep`` chooses."""
         return Words(**{name: values[keep] for name, values in vars(self).items()})
 
@@ -78,6 +78,8 @@ class Anatomy:
         copies: words that cp.async brought past the registers.
         stores: words stored to shared memory, with the element that they hold.
         reads: words read from shared memory, with the element that they hold.
+        named: whether it can be told what lies in shared memory: each thread stores there as many
+            words as it loads. Where it cannot, ``stores`` and ``reads`` are empty.
     """
 
     stage: Stage
@@ -93,10 +95,11 @@ class Anatomy:
     copies: Words = field(repr=False)
     stores: Words = field(repr=False)
     reads: Words = field(repr=False)
+    named: bool
 
     @property
     def staged(self) -> bool:
-        """Whether the stage goes through shared memory."""
+        """Whether the stage goes through shared memory, as far as it can be told."""
         return len(self.reads) > 0
 
     @property
@@ -138,6 +141,8 @@ class Anatomy:
         )
         if self.staged:
             text += f", a slice is {self.depth} deep"
+        elif not self.named:
+            text += "; it stores other words to shared memory than it loads, which are not shown"
         lane = self.chosen % WARP
         return f"{text}. Pointed out: thread {self.chosen}, lane {lane} of warp 1."
 
@@ -154,9 +159,7 @@ class Anatomy:
 def of(stage: Stage, layout: str = "NN") -> Anatomy:
     """Run one tile of a stage, the fastest of its table, and find its schedule.
 
-    Raises:
-        ValueError: the stage stores more or fewer words to shared memory than it loads from gmem,
-            so that it cannot be told which is which.
+    Of a stage with several launches it is the one that stores D.
     """
     trans_a, trans_b = timing.LAYOUTS[layout]
     row = counts.best_row(stage)
@@ -165,9 +168,9 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     k = depth * (tile.buffers + SLICES_MORE) if tile.buffers else depth
     with simt.configure(row=row):
         trace = simt.trace(stage.name, tile.BM, tile.BN, k, trans_a=trans_a, trans_b=trans_b)
-    launch = trace.launches[0]
-    threads = math.prod(launch.threads)
-    words = _Table(trace)
+    launch = int(trace.where(kind="global store", operand="D").column("launch")[0])
+    threads = math.prod(trace.launches[launch].threads)
+    words = _Table(trace.where(launch=launch), launch)
     results = words.take("global store", "D")
     rows, columns = 1 + int(results.i.max()), 1 + int(results.j.max())
     owner = np.full((rows, columns), -1, dtype=np.int32)
@@ -176,24 +179,27 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     copies = words.take("copy issue")
     stores = words.take("shared store")
     reads = words.take("shared load")
-    if len(stores):
-        stores = _named(stores, loads, stage.name)
+    named = not len(stores) or np.array_equal(stores.thread, loads.thread)
+    if named and len(stores):
+        stores = _named(stores, loads)
     reads = _found(reads, _joined(stores, copies))
+    if not named:
+        stores, reads = stores[:0], reads[:0]
     phases = 1 + int(trace.column("phase").max())
     places = tuple(place.at for place in trace.places)
     shape = (tile.BM, tile.BN, k)
     return Anatomy(
         stage, shape, places, phases, rows, columns, depth, threads, owner,
-        loads, copies, stores, reads,
+        loads, copies, stores, reads, named,
     )  # fmt: skip
 
 
 class _Table:
     """A trace's events, word by word."""
 
-    def __init__(self, trace: simt.Trace) -> None:
+    def __init__(self, trace: simt.Trace, launch: int) -> None:
         columns = {name: trace.column(name).numpy().astype(np.int32) for name in simt.COLUMNS}
-        arrays = trace.launches[0].arrays
+        arrays = trace.launches[launch].arrays
         self._bases = np.array([array.offset for array in arrays] or [0], dtype=np.int32)
         self._events = columns
         self._requests = self._number_requests(columns)
@@ -239,16 +245,11 @@ class _Table:
         )
 
 
-def _named(stores: Words, loads: Words, stage: str) -> Words:
+def _named(stores: Words, loads: Words) -> Words:
     """Give stores to shared memory the elements that they hold.
 
     A thread stores what it loaded in the order in which it loaded it: its n-th word is its n-th.
     """
-    if not np.array_equal(stores.thread, loads.thread):
-        raise ValueError(
-            f"{stage}: {len(loads)} words loaded, {len(stores)} stored to shared memory, or by "
-            "other threads: cannot tell which is which"
-        )
     return Words(**{**vars(stores), "operand": loads.operand, "i": loads.i, "j": loads.j})
 
 
@@ -259,7 +260,7 @@ def _joined(first: Words, second: Words) -> Words:
 
 def _found(reads: Words, written: Words) -> Words:
     """Give reads the element that was last written to their word in an earlier phase."""
-    if not len(reads):
+    if not len(reads) or not len(written):
         return reads
     span = 1 + int(max(reads.phase.max(), written.phase.max()))
     order = np.argsort(written.word * span + written.phase, kind="stable")

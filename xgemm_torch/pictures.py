@@ -102,9 +102,9 @@ def _loaders(drawn: Anatomy, operand: str) -> tuple[np.ndarray, str]:
     moved = drawn.loads.of(operand) if len(drawn.loads) else drawn.copies.of(operand)
     shape = (drawn.rows, drawn.depth) if operand == "A" else (drawn.depth, drawn.columns)
     owner = np.full(shape, -1, dtype=np.int64)
+    moved = moved[(moved.i < shape[0]) & (moved.j < shape[1])]
     if drawn.staged:
-        first = moved[(moved.i < shape[0]) & (moved.j < shape[1])]
-        owner[first.i, first.j] = first.thread
+        owner[moved.i, moved.j] = moved.thread
         return owner, f"{operand}, a slice"
     mine = moved[moved.thread == drawn.chosen]
     request = moved[moved.request == mine.request[0]]
@@ -123,7 +123,8 @@ def _tile(drawn: Anatomy) -> Figure:
         chosen = owner == drawn.chosen
         if not drawn.staged:
             mine = drawn.loads.of(operand)
-            mine = mine[mine.thread == drawn.chosen]
+            mine = mine[(mine.thread == drawn.chosen) & (mine.i < len(owner))]
+            mine = mine[mine.j < owner.shape[1]]
             chosen[mine.i, mine.j] = True
         _grid_image(made.add_subplot(cell), owner, chosen, title)
     _grid_image(made.add_subplot(across[1, 1]), drawn.owner, drawn.owner == drawn.chosen, "D")
@@ -133,29 +134,24 @@ def _tile(drawn: Anatomy) -> Figure:
     return made
 
 
-def _passes(words: Words, size: int) -> list[Words]:
-    """Split one request into its passes: by 32 lanes of 4 bytes, 16 of 8, 8 of 16."""
-    lanes = words.thread % WARP // (WARP // size)
-    return [words[lanes == number] for number in range(size) if (lanes == number).any()]
-
-
 def _fullest(words: Words) -> Words:
-    """The pass of all requests in ``words`` that has most different words in one bank."""
-    # What one request of a place does another does elsewhere: the first warp's of each is enough.
+    """The pass of all requests in ``words`` that has most different words in one bank.
+
+    A pass is of 32 lanes for accesses of 4 bytes, of 16 for 8, of 8 for 16.
+    """
+    # What one warp asks of a place others ask elsewhere: the first is enough.
     words = words[words.thread < WARP]
-    best, most = words[:0], 0
-    for request in np.unique(words.request)[:64]:
-        whole = words[words.request == request]
-        size = len(whole) // len(np.unique(whole.thread))
-        for part in _passes(whole, size):
-            ways = int(_in_banks(part).max())
-            if ways > most:
-                best, most = part, ways
-    return best
+    request = words.request.astype(np.int64)
+    lane = request * WARP + words.thread
+    _, which, each = np.unique(lane, return_inverse=True, return_counts=True)
+    passes = request * 4 + words.thread // (WARP // each[which])
+    different = np.unique(np.stack([passes, words.word]), axis=1)
+    in_bank, ways = np.unique(different[0] * BANKS + different[1] % BANKS, return_counts=True)
+    return words[passes == in_bank[ways.argmax()] // BANKS]
 
 
 def _in_banks(words: Words) -> np.ndarray:
-    """How many different words there are in each bank."""
+    """Count the different words in each bank."""
     return np.bincount(np.unique(words.word) % BANKS, minlength=BANKS)
 
 
