@@ -1,4 +1,4 @@
-"""Every stage once over small ragged problems on a GPU: what compute-sanitizer is to watch.
+"""Every row of every stage once over small ragged problems on a GPU: what compute-sanitizer is to watch.
 
     for tool in memcheck racecheck initcheck synccheck; do
       PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $tool --error-exitcode 1 \\
@@ -16,13 +16,16 @@ import sys
 import torch
 
 import xgemm_torch
+from xgemm_torch import simt
 
-SHAPES = [(130, 70, 37), (33, 129, 8), (1, 1, 1), (64, 260, 33)]
+# Ragged ones, and one whose tiles are whole and whose K is longer than every ring of slices.
+SHAPES = [(130, 70, 37), (33, 129, 8), (1, 1, 1), (64, 260, 33), (256, 256, 200)]
 
 
 def main() -> int:
     """Run all stages; the exit code is 1 when a bit is wrong."""
     torch.manual_seed(0)
+    rows = [(s.name, row) for s in xgemm_torch.stages() for row in range(len(s.tiles))]
     wrong = 0
     for m, n, k in SHAPES:
         for trans_a in (False, True):
@@ -33,10 +36,11 @@ def main() -> int:
                 options = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 1.5, "beta": 0.5}
                 want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
                 on_gpu = [t.cuda() for t in (a, b, c)]
-                for stage in xgemm_torch.stages():
-                    got = xgemm_torch.sgemm(*on_gpu, kernel=stage.name, **options)
+                for name, row in rows:
+                    with simt.configure(row=row):
+                        got = xgemm_torch.sgemm(*on_gpu, kernel=name, **options)
                     wrong += not torch.equal(got.cpu(), want)
-    print(f"{len(SHAPES) * 4 * len(xgemm_torch.stages())} products, {wrong} wrong")
+    print(f"{len(SHAPES) * 4 * len(rows)} products, {wrong} wrong")
     return wrong != 0
 
 

@@ -70,8 +70,8 @@ A square of 8 x 8 results in registers, fed by fragments of 8 + 8: the outer pro
 its operands in shared memory. For the first time the multiply-adds far outnumber the loads.""",
     "block_tile_kmajor": """\
 Both slices lie K-major, so that what is read together for one k lies together, and one loop fills
-both: element t of a slice is the business of thread t mod the number of threads. It is the general
-form of a cooperative fetch; the price is index arithmetic at every element.""",
+both: element t of a slice is the business of thread t mod the number of threads, whichever operand
+it is. A's fragment becomes two reads of 16 bytes instead of eight of 4.""",
     "vec4_64x64": """\
 Vectors everywhere: global loads, shared stores where the layout allows, reads of fragments, stores
 of C. The tile is small, so more blocks exist and small problems fill the GPU; each thread has fewer
@@ -82,9 +82,9 @@ thread's results lie in four groups of 4 x 4, so that neighbouring lanes read ne
 vectors.""",
     "warp_tiled": """\
 A warp gets a compact rectangle of the tile instead of long rows, so that for one k its lanes need
-fewer different words of A and B together. Compare the colours of the first picture with those of
-the rung before. The wavefronts below need not move: they count the passes of 16-byte accesses, and
-a pass of broadcasts is a pass. What else the hardware makes of it, only the clock says.""",
+fewer different words of A and B together. How the lanes lie in it matters as much: a read of 16
+bytes serves half a warp at once only if neighbouring lanes, or lanes two apart, want the same 16
+bytes. So lane i and i ^ 1 stand in one column here, and the wavefronts of a read fall to two.""",
     "register_prefetch": """\
 While a slice is multiplied the next one is already on its way from global memory into registers,
 and the fragments of the next k are read while those of this one are used. In the timeline the
@@ -96,5 +96,7 @@ in different buffers.""",
     "cp_async_pipelined": """\
 `cp.async` copies from global to shared memory without a stop in a register. Several slices are on
 their way at once; a wait says how many may still be missing. The timeline shows how far ahead the
-copies run: that distance, times the time of a slice, is the latency that is hidden.""",
+copies run: that distance, times the time of a slice, is the latency that is hidden. The copies of a
+slice are dealt out over the products of an earlier one, and the loop that does so has no edge in it:
+slices with an edge have a loop of their own.""",
 }

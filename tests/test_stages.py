@@ -111,11 +111,16 @@ ROWS = [(stage.name, row) for stage in xgemm_torch.stages() for row in range(len
 @pytest.mark.parametrize("stage, row", ROWS)
 @pytest.mark.parametrize("layout", problems.LAYOUTS)
 def test_bits_of_every_row(stage, row, layout, device):
-    """Every tile of a stage's table has the bits, also where another would be chosen."""
+    """Every tile of a stage's table has the bits, also where another would be chosen.
+
+    Small, ragged, and whole: without an edge, and with slices for more than all buffers.
+    """
     tile = next(s for s in xgemm_torch.stages() if s.name == stage).tiles[row]
+    whole = (tile.BM, tile.BN, tile.BK * (tile.buffers + 2))
+    views = {(33, 31, 17): "plain", (tile.BM + 1, tile.BN + 5, 2 * tile.BK + 3): "plain"}
     with simt.configure(row=row):
-        for shape in [(33, 31, 17), (tile.BM + 1, tile.BN + 5, 2 * tile.BK + 3)]:
-            a, b, flags = problems.operands(*shape, layout, data="wide")
+        for shape, view in [*views.items(), (whole, "plain"), (whole, "offset")]:
+            a, b, flags = problems.operands(*shape, layout, data="wide", views=(view, view))
             c = problems.wide(*shape[:2])
             options = flags | {"alpha": 1.7, "beta": -0.3}
             assert same_bits(run(stage, a, b, c, device, **options), chain(a, b, c, **options))
@@ -295,13 +300,14 @@ def test_more_batches_than_a_grid_axis_holds(stage):
 @on_every_stage
 @pytest.mark.gpu
 def test_gpu_has_the_host_flavours_bits(stage):
-    """Random problems: views, layouts, batches, alpha, beta."""
+    """200 random problems: views, layouts, batches, alpha, beta, and any row of the tile table."""
     generator = torch.Generator().manual_seed(1)
+    rows = [row for name, row in ROWS if name == stage]
 
     def pick(items):
         return items[int(torch.randint(len(items), (), generator=generator))]
 
-    for _ in range(40):
+    for _ in range(200):
         m, n, k = (int(x) for x in torch.randint(1, 150, (3,), generator=generator))
         views = (pick(sorted(problems.VIEWS)), pick(sorted(problems.VIEWS)))
         a, b, flags = problems.operands(
@@ -309,8 +315,10 @@ def test_gpu_has_the_host_flavours_bits(stage):
         )
         options = flags | {"alpha": pick([1.0, 0.37]), "beta": pick([0.0, 1.0, -0.6])}
         c = problems.normal(m, n)
-        host = run(stage, a, b, c, **options)
-        assert same_bits(run(stage, a, b, c, "cuda", **options), host), (m, n, k, views, options)
+        with simt.configure(row=pick(rows)) as settings:
+            host = run(stage, a, b, c, **options)
+            got = run(stage, a, b, c, "cuda", **options)
+        assert same_bits(got, host), (m, n, k, views, options, settings["row"])
 
 
 def test_explain_is_what_the_registry_says():

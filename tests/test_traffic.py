@@ -267,3 +267,11 @@ def test_a_run_after_a_trace_is_as_before(stage):
     want = xgemm_torch.sgemm(a, b, precision="ieee")
     simt.trace(stage, 40, 35, 20)
     assert torch.equal(xgemm_torch.sgemm(a, b, kernel=stage), want)
+
+
+def test_smem_conflicted_is_32_way_on_store_and_read():
+    found = simt.traffic("smem_conflicted", 64, 64, 64).total
+    for counts, each in ((found.shared_load, 2 * 32), (found.shared_store, 2)):
+        requests = 4 * 32 * 2 * each  # 4 blocks of 32 warps, 2 slices
+        assert (counts.requests, counts.ideal, counts.ways) == (requests, requests, 32)
+        assert counts.wavefronts == requests // 2 * (32 + 1)  # one operand 32-way, one not at all

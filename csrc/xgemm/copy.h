@@ -119,13 +119,16 @@ struct Loader {
 };
 
 // Four neighbours of a row of D through the epilogue, as 16 bytes where D (and C, where it is read)
-// allow. j % 4 == 0.
+// allow. j % 4 == 0. The vector is no plain assignment: that would be taken apart, since the other
+// way ends in stores to the same places.
 __device__ __forceinline__ void store_row4(const Gemm& g, int64_t i, int64_t j, const float* acc) {
   if (i < g.m && j + 4 <= g.n && g.d.wide() && (g.beta == 0.f || g.c.wide())) {
+    float* d = g.d.ptr(i, j);
     float4 c = make_float4(0.f, 0.f, 0.f, 0.f);
     if (g.beta != 0.f) c = load4(g.c.ptr(i, j));
-    store4(g.d.ptr(i, j), make_float4(g.finish(acc[0], c.x), g.finish(acc[1], c.y),
-                                      g.finish(acc[2], c.z), g.finish(acc[3], c.w)));
+    simt::expect_aligned(d, 16);
+    __stcg(reinterpret_cast<float4*>(d), make_float4(g.finish(acc[0], c.x), g.finish(acc[1], c.y),
+                                                     g.finish(acc[2], c.z), g.finish(acc[3], c.w)));
     return;
   }
 #pragma unroll

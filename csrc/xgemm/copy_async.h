@@ -84,7 +84,7 @@ struct AsyncLoader {
     const int64_t left = K - static_cast<int64_t>(slice) * BK;
     constexpr int kSpan = kAlongK ? L / kParts : BK / kParts;  // of a part, along its direction
     constexpr int kWidth = kAlongK ? BK : L;
-    if (left <= 0) return;
+    if (left <= 0 && slice > 0) return;  // slice 0 is read even when K is 0
 #pragma unroll 1
     for (int t = threadIdx.x; t < kSpan * kWidth; t += kThreads) {
       const int run = t % kWidth, line = t / kWidth + part * kSpan;

@@ -29,22 +29,24 @@ enum class Order {
   rows,  // row by row
   columns,  // column by column
   columns_split,  // column by column, the even rows of each before its odd ones
+  columns_halves,  // column by column, rows of its upper and lower half in turn
 };
 
 // One k: acc += ra x rb.
 template <Order kOrder, int TM, int TN>
 __device__ __forceinline__ void outer_product(float (&acc)[TM][TN], const float (&ra)[TM],
                                               const float (&rb)[TN]) {
-  constexpr int kLines = kOrder == Order::rows ? TM : TN, kSteps = TM * TN / kLines;
+  constexpr bool kRows = kOrder == Order::rows;
+  constexpr int kLines = kRows ? TM : TN, kSteps = kRows ? TN : TM, kHalf = kSteps / 2;
 #pragma unroll
   for (int line = 0; line < kLines; ++line)
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int t = line % 2 ? kSteps - 1 - s : s;
-      const int step = kOrder != Order::columns_split ? t
-                       : t < kSteps / 2               ? 2 * t
-                                                      : 2 * (t - kSteps / 2) + 1;
-      const int i = kOrder == Order::rows ? line : step, j = kOrder == Order::rows ? step : line;
+      const int step = kOrder == Order::columns_split    ? t % kHalf * 2 + t / kHalf
+                       : kOrder == Order::columns_halves ? t / 2 + t % 2 * kHalf
+                                                         : t;
+      const int i = kRows ? line : step, j = kRows ? step : line;
       acc[i][j] = fmaf(ra[i], rb[j], acc[i][j]);
     }
 }

@@ -52,6 +52,7 @@ struct alignas(16) float4 {
   static const Vector* vector(const float4* p) { return reinterpret_cast<const Vector*>(p); }
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline void __stcg(float4* p, const float4& v) { *p = v; }
 
 namespace xgemm::simt {
 

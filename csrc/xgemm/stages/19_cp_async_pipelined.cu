@@ -31,7 +31,7 @@ constexpr Tile tile(int BM, int BN, int BK, int TM, int TN, int buffers, int min
 constexpr Tile kTiles[] = {
     tile(128, 256, 32, 8, 16, 4, 1, 48.8f), tile(256, 128, 32, 16, 8, 4, 1, 50.1f),
     tile(128, 128, 16, 8, 8, 4, 2, 48.0f),  tile(64, 128, 16, 8, 8, 4, 4, 47.7f),
-    tile(64, 64, 16, 8, 4, 4, 6, 42.8f),    tile(32, 64, 32, 4, 4, 3, 5, 37.8f),
+    tile(64, 64, 16, 8, 4, 4, 6, 42.8f),    tile(32, 64, 32, 4, 4, 3, 4, 37.8f),
 };
 
 // A slice is copied in parts, one for each run of kBody products along k that the main loop
@@ -44,8 +44,10 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   constexpr Tile T = kTiles[kRow];
   constexpr int TM = T.TM, TN = T.TN, kBuffers = T.buffers, kBody = body_of(T),
                 kParts = T.BK / kBody;
+  constexpr Order kOrder = TM > TN ? Order::columns_halves : Order::columns;
   constexpr int kStrideM = kLanesM * 4, kStrideN = kLanesN * 4;
   constexpr int kRowA = T.BM + T.pad_a, kRowB = T.BN + T.pad_b;
+  constexpr int kSliceA = T.BK * kRowA, kSliceB = T.BK * kRowB;
   XGEMM_SHARED_DYNAMIC(ring, Ring<T>);
   const Gemm g = batch.at(blockIdx.z);
   const Origin o = raster<T>(blockIdx.x, g);
@@ -64,7 +66,8 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   float acc[TM][TN] = {}, ra[2][TM], rb[2][TN];
   cp_async_wait<kBuffers - 2>();
   __syncthreads();
-  Smem as = Smem(&ring.a[0][0][ty]), bs = Smem(&ring.b[0][0][tx]);
+  const Smem first_a(&ring.a[0][0][ty]), first_b(&ring.b[0][0][tx]);
+  Smem as = first_a, bs = first_b;
   load_fragment<kStrideM>(ra[0], as);
   load_fragment<kStrideN>(rb[0], bs);
   int slice = 0, now = 0, next = kBuffers - 1;  // the buffers that are read and copied to
@@ -85,12 +88,12 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
               __syncthreads();
               next = now;
               if (slice + 1 < slices) now = now + 1 < kBuffers ? now + 1 : 0;
-              as = Smem(&ring.a[now][0][ty]), bs = Smem(&ring.b[now][0][tx]);
+              as = first_a + now * kSliceA, bs = first_b + now * kSliceB;
             }
           }
           load_fragment<kStrideM>(ra[(k + 1) % 2], as + (k + 1) % kBody * kRowA);
           load_fragment<kStrideN>(rb[(k + 1) % 2], bs + (k + 1) % kBody * kRowB);
-          outer_product<Order::columns>(acc, ra[k % 2], rb[k % 2]);
+          outer_product<kOrder>(acc, ra[k % 2], rb[k % 2]);
         }
       }
   };
