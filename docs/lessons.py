@@ -97,6 +97,6 @@ in different buffers.""",
 `cp.async` copies from global to shared memory without a stop in a register. Several slices are on
 their way at once; a wait says how many may still be missing. The timeline shows how far ahead the
 copies run: that distance, times the time of a slice, is the latency that is hidden. The copies of a
-slice are dealt out over the products of an earlier one, and the loop that does so has no edge in it:
-slices with an edge have a loop of their own.""",
+slice are dealt out over the products of an earlier one, and the loop that does so has no edge in
+it: slices with an edge have a loop of their own.""",
 }
