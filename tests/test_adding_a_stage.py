@@ -30,7 +30,8 @@ def test_one_new_file_is_a_stage(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=leave_out)
     for name in FILES:
         shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "csrc/xgemm/stages/03_my_stage.cu").write_text(example())
+    rung = re.search(r"\.rung = (\d+)", example())[1]
+    (tmp_path / f"csrc/xgemm/stages/{rung}_my_stage.cu").write_text(example())
 
     # The host flavour of three stages: quick, and what has no nvcc can do it.
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
@@ -52,7 +53,7 @@ def test_one_new_file_is_a_stage(tmp_path):
 
     python("setup.py", "--quiet", "build_ext", "--inplace")
     listed = python("-c", "import xgemm_torch; print([s.name for s in xgemm_torch.stages()])")
-    assert "['naive', 'my_stage', 'vec4_128x128']" in listed
+    assert "['naive', 'vec4_128x128', 'my_stage']" in listed
     report = python("-m", "pytest", "-q", "tests", "-k", "my_stage", "-p", "no:cacheprovider")
     passed = int(re.search(r"(\d+) passed", report)[1])
     assert passed > 100 and "failed" not in report
