@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "check.h"
+#include "xgemm/host/block.h"
 #include "xgemm/host/chain.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/launch.h"
@@ -158,6 +159,28 @@ void test_raster() {
         expect(once, "raster covers " + std::to_string(tm) + "x" + std::to_string(tn) +
                          " by groups of " + std::to_string(group));
       }
+}
+
+// Every element of a view has a slot of its own among as many as there are, however far apart.
+void test_slots() {
+  const int64_t far = int64_t{1} << 40;
+  for (const auto& axes : std::vector<std::vector<simt::Operand::Axis>>{
+           {{35, 4}, {1, 33}}, {{far, 3}, {7, 5}}, {{1, 6}, {far, 2}, {40, 3}}, {{2, 9}, {0, 1}}}) {
+    const simt::Operand d("D", reinterpret_cast<const void*>(uintptr_t{64}), true, axes);
+    std::vector<int64_t> offsets{0};
+    for (const auto& axis : axes) {
+      const std::vector<int64_t> lines = offsets;
+      for (int64_t i = 1; i < axis.size; ++i)
+        for (int64_t line : lines) offsets.push_back(line + i * axis.stride);
+    }
+    std::vector<int> seen(d.owner.size());
+    for (int64_t offset : offsets) {
+      const char* p = reinterpret_cast<const char*>(uintptr_t{64}) + 4 * offset;
+      expect(d.element(p) == offset, "an element is found");
+      ++seen.at(d.slot(offset));
+    }
+    expect(seen == std::vector<int>(offsets.size(), 1), "a slot for each element");
+  }
 }
 
 void test_tiles() {
@@ -335,6 +358,7 @@ void test_detectors() {
 int run_all() {
   if (!kTsan) {   // pure functions of one thread
     test_raster();
+    test_slots();
     test_tiles();
     test_select();
     test_rows();

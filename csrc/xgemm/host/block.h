@@ -90,12 +90,15 @@ struct Operand {
   int64_t reach = 0;             // offset of the last element
   bool solid =
       true;  // every offset up to reach is an element, or, for a sliding window, may be one
-  std::vector<uint32_t> owner;  // of a writable one's floats: thread of the grid + 1 that stored it
+  // Of a writable one's elements, by slot: thread of the grid + 1 that stored it.
+  std::vector<uint32_t> owner;
 
   Operand(const char* name, const void* base, bool writable, std::vector<Axis> all);
   // Offset in floats of the element at p, or -1 when p is none: padding between rows is not part of
   // a view.
   int64_t element(const char* p) const;
+  // Where `owner` has the element at an offset: elements far apart take no more room than others.
+  size_t slot(int64_t offset) const;
 };
 
 struct Block {

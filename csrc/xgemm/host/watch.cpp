@@ -137,7 +137,7 @@ Operand::Operand(const char* name_, const void* base_, bool writable_, std::vect
     axes.insert(axes.begin(), *a);
   }
   solid = !nested || elements == reach + 1;
-  if (writable) owner.assign(static_cast<size_t>(reach) + 1, 0u);
+  if (writable) owner.assign(static_cast<size_t>(solid ? reach + 1 : elements), 0u);
 }
 
 int64_t Operand::element(const char* p) const {
@@ -147,6 +147,17 @@ int64_t Operand::element(const char* p) const {
   int64_t rest = offset;
   for (const Axis& a : axes) rest -= std::min(rest / a.stride, a.size - 1) * a.stride;
   return rest ? -1 : offset;
+}
+
+size_t Operand::slot(int64_t offset) const {
+  if (solid) return static_cast<size_t>(offset);
+  int64_t number = 0;
+  for (const Axis& a : axes) {
+    const int64_t at = std::min(offset / a.stride, a.size - 1);
+    number = number * a.size + at;
+    offset -= at * a.stride;
+  }
+  return static_cast<size_t>(number);
 }
 
 void note_global(const char* p, size_t bytes, bool write, const void* pc) {
@@ -163,7 +174,7 @@ void note_global(const char* p, size_t bytes, bool write, const void* pc) {
     if (!write) return;
     const uint32_t self = b.linear * b.threads + b.self + 1;
     for (size_t i = 0; i < bytes; i += 4) {
-      uint32_t& owner = o.owner[static_cast<size_t>(o.element(p + i))];
+      uint32_t& owner = o.owner[o.slot(o.element(p + i))];
       if (owner && owner != self)
         fail("race on global memory: " + thread_name(b.self) + " of block " +
              std::to_string(b.linear) + " stores at " + place(pc) + " an element of " + o.name +
