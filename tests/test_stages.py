@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import xgemm_torch
+from build_tools import ptxas
 from xgemm_torch import simt
 
 STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
@@ -332,6 +333,24 @@ def test_explain_is_what_the_registry_says():
         assert set(problems.STAGES) == {kernel for kernel, _ in times}
         best = min(time for time in times.values() if time is not None)
         assert times[answer["kernel"], answer["row"]] == best
+
+
+@pytest.mark.parametrize("sm", ptxas.LIMITS)
+def test_rows_that_a_device_has_no_room_for_are_not_chosen(sm):
+    room = ptxas.LIMITS[sm].smem_of_block
+    stages = {stage.name: stage for stage in xgemm_torch.stages()}
+    for n in (64, 1024, 4096):
+        answer = json.loads(xgemm_torch._C.explain(n, n, n, 1, n, 1, True, n, 1, True, sm, 100))
+        for c in answer["candidates"]:
+            stage = stages[c["kernel"]]
+            tile = stage.tiles[c["row"]]
+            runs_there = stage.min_sm <= sm <= (stage.max_sm or sm)
+            assert c["legal"] == (runs_there and tile.smem <= room), (c, room)
+            if runs_there and not c["legal"]:
+                assert f"{tile.smem // 1024} KiB of shared memory" in c["why"]
+            # By its name a stage runs a row that fits, too.
+            assert tile.smem <= room or not c["by_name"] or not runs_there
+        assert stages[answer["kernel"]].tiles[answer["row"]].smem <= room
 
 
 def test_every_stage_says_its_idea_on_its_first_line():

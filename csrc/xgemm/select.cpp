@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "xgemm/limits.h"
 #include "xgemm/schedule.h"
 
 #ifndef XGEMM_SELECT_TABLE
@@ -207,11 +208,12 @@ Selector::Near Selector::estimate(size_t first, size_t last, const Gemm& g, cons
   const Near near = this->near(at);
   const Basis by_near = is(g, device, near) ? Basis::measured : Basis::estimated;
   size_t best = last;
-  bool all_known = true;
+  bool all_known = true, taken = false;
   for (size_t i = first; i < last; ++i) {
     const Row& r = rows_[i];
     Estimate& e = out[i];
-    e.legal = i > first && r.stage == rows_[i - 1].stage ? out[i - 1].legal : use(*r.stage);
+    if (i == first || r.stage != rows_[i - 1].stage) taken = use(*r.stage);
+    e.legal = taken && fits(tile_of(r), device);
     e.microseconds = INFINITY;
     e.basis = !r.known ? Basis::rate : near.rows >> i & 1 ? by_near : Basis::slow;
     all_known = all_known && r.known;
@@ -253,7 +255,8 @@ int Selector::row(const Stage& stage, const Gemm& g, const Device& device) const
   const size_t first = first_[number], last = first_[number + 1];
   Estimates of;
   estimate(first, last, g, device, [](const Stage&) { return true; }, of);
-  return rows_[least(first, last, of)].row;
+  const size_t best = least(first, last, of);
+  return best < last ? rows_[best].row : 0;  // none fits: the stage is refused there
 }
 
 Choice Selector::weigh(const Gemm& g, const Device& device, bool strict) const {
@@ -262,11 +265,17 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict) const {
     std::string why_not = refusal(s, g, device);
     if (strict && !s.strict) why_not = "does not keep the bits of the chain";
     const int by_name = row(s, g, device);
-    for (size_t i = 0; i < s.tiles.size(); ++i)
+    for (size_t i = 0; i < s.tiles.size(); ++i) {
+      std::string why_not_row = why_not;
+      if (why_not.empty() && !fits(s.tiles[i], device))
+        why_not_row = "needs " + std::to_string(s.tiles[i].smem() / 1024) +
+                      " KiB of shared memory for a block, this device has " +
+                      std::to_string(smem_of_block(device.sm) / 1024);
       choice.candidates.push_back({.stage = &s,
                                    .row = static_cast<int>(i),
-                                   .why_not = why_not,
+                                   .why_not = why_not_row,
                                    .by_name = by_name == static_cast<int>(i)});
+    }
   }
   Estimates of;
   const auto use = [&](const Stage& s) { return (s.strict || !strict) && takes(s, g, device); };

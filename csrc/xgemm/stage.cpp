@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "xgemm/limits.h"
+
 namespace xgemm {
 namespace {
 
@@ -15,6 +17,10 @@ std::vector<Stage>& table(Flavour flavour) {
 bool too_old(const Stage& s, const Device& device) { return device.sm && device.sm < s.min_sm; }
 bool too_new(const Stage& s, const Device& device) {
   return device.sm && s.max_sm && device.sm > s.max_sm;
+}
+bool none_fits(const Stage& s, const Device& device) {
+  return std::none_of(s.tiles.begin(), s.tiles.end(),
+                      [&](const Tile& t) { return fits(t, device); });
 }
 
 }  // namespace
@@ -34,12 +40,16 @@ std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
   if (too_new(s, device))
     return "is code for compute capability " + std::to_string(s.max_sm) +
            " at most, this device has " + std::to_string(device.sm);
+  if (none_fits(s, device))
+    return "has no tile that fits this device's " +
+           std::to_string(smem_of_block(device.sm) / 1024) + " KiB of shared memory for a block";
   const char* why = s.refuse ? s.refuse(g) : nullptr;
   return why ? why : "";
 }
 
 bool takes(const Stage& s, const Gemm& g, const Device& device) {
-  return !too_old(s, device) && !too_new(s, device) && !(s.refuse && s.refuse(g));
+  return !too_old(s, device) && !too_new(s, device) && !none_fits(s, device) &&
+         !(s.refuse && s.refuse(g));
 }
 
 void require(const Stage& stage, const Gemm& g, const Device& device) {

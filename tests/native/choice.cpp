@@ -7,6 +7,7 @@
 #include <random>
 
 #include "check.h"
+#include "xgemm/limits.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
 
@@ -290,6 +291,20 @@ void with_other_stages() {
     fewer[1].strict = false;
     expect(Selector(fewer, table).pick(g, kH200, true).stage->name == "slow",
            "what was not measured runs where nothing else can");
+    std::vector<Stage> deep = all;
+    deep[2].tiles[1].buffers = 8, deep[2].tiles[1].a_rows = 16;  // 192 KiB
+    const Device a100{.sm = 80, .sm_count = 132};
+    const Tile& tile = deep[2].tiles[1];
+    expect(fits(tile, kH200) && fits(tile, {}) && !fits(tile, a100), "192 KiB fit on an H200");
+    expect(Selector(deep, Table{}).pick(g, kH200, true).row == 1 &&
+               Selector(deep, Table{}).pick(g, a100, true).row == 0 &&
+               Selector(deep, Table{}).row(deep[2], g, a100) == 0,
+           "a tile without room gives way to the stage's next");
+    deep[2].tiles = {tile};
+    expect(Selector(deep, Table{}).pick(g, a100, true).stage->name == "small" &&
+               !takes(deep[2], g, a100) && Selector(deep, Table{}).row(deep[2], g, a100) == 0 &&
+               refusal(deep[2], g, a100).find("163 KiB") != std::string::npos,
+           "a stage without any such tile gives way to another");
     fewer[0].min_sm = 100;
     expect(!Selector(fewer, table).pick(g, kH200, true).stage, "none where none can");
   }
