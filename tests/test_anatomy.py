@@ -139,7 +139,7 @@ def test_banks_of_a_conflict():
 @pytest.mark.parametrize("stage", STAGED)
 def test_worst_conflict_in_the_picture_is_the_counted_one(stage):
     drawn = schedule(stage)
-    told = counts.of(stage)["lines"]
+    told = counts.of(stage, drawn.shape)["lines"]
     shown = {}
     for line, what, words in pictures._by_line(drawn):
         kind = "load" if what.startswith("read") else "store"
@@ -196,6 +196,19 @@ def test_a_picture_is_the_same_file_each_time_and_may_be_a_png(tmp_path):
             pictures.draw(drawn, name, tmp_path / file)
         assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
         assert (tmp_path / "three.png").read_bytes().startswith(b"\x89PNG")
+
+
+@each_stage
+def test_counts_are_of_whole_tiles_and_of_every_line_that_a_picture_shows(stage):
+    tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
+    m, n, k = counts.SHAPE
+    assert m % tile.BM == 0 and n % tile.BN == 0 and k % tile.BK == 0
+    # All buffers are filled once: a pipeline's first slices and those that its loop brings in.
+    assert k >= tile.BK * tile.buffers
+    drawn = schedule(stage)
+    if drawn.named:
+        lines = {line for line, _, _ in pictures._by_line(drawn)}
+        assert {line["place"] for line in counts.of(stage)["lines"]} == lines
 
 
 def test_counting_and_tracing_take_the_fastest_row():

@@ -14,8 +14,9 @@ from . import registry, simt, timing
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Whole tiles of every stage, deep enough for a pipeline; a second or less to count.
-SHAPE = (256, 256, 64)
+# Whole tiles of every stage, as deep as the longest pipeline is (4 slices of 32); three seconds or
+# less to count.
+SHAPE = (256, 256, 128)
 LEGEND = (
     "For 1000 multiply-adds, as the source is written. A wavefront is one pass of a warp's access "
     "through the 32 banks of shared memory; a conflict is a wavefront more than the bytes need. A "
