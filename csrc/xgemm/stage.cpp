@@ -19,8 +19,8 @@ bool too_new(const Stage& s, const Device& device) {
   return device.sm && s.max_sm && device.sm > s.max_sm;
 }
 bool none_fits(const Stage& s, const Device& device) {
-  return std::none_of(s.tiles.begin(), s.tiles.end(),
-                      [&](const Tile& t) { return fits(t, device); });
+  return !s.tiles.empty() && std::none_of(s.tiles.begin(), s.tiles.end(),
+                                          [&](const Tile& t) { return fits(t, device); });
 }
 
 }  // namespace
