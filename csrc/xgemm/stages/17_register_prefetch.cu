@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
         load_fragment<kHalfM>(ra[1 - now], &As[k + 1][ty]);
         load_fragment<kHalfN>(rb[1 - now], &Bs[k + 1][tx]);
       }
-      outer_product<Order::rows>(acc, ra[now], rb[now]);
+      outer_product<Order::columns_halves>(acc, ra[now], rb[now]);
     }
     __syncthreads();
   }
