@@ -14,10 +14,10 @@ refuses to compare. Exit code 1 when a bit is wrong, 0 also when a mark is misse
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,21 +30,18 @@ from xgemm_torch import environment, marks, timing
 
 SIZES = (1024, 2048, 4096, 8192)
 CUBLAS = "torch.mm"
-# What a stage that runs at a hundredth of cuBLAS is held back from, unless --full.
-SLOW_SHARE = 0.05
+# A product that would take longer, as the next smaller size tells, is left out unless it has a mark
+# to reach or --full asks for it; one that takes longer than the second is timed in fewer rounds.
+LONG_SECONDS, SLOW_SECONDS = 0.35, 0.05
 ROUNDS, SLOW_ROUNDS = 9, 2
 # Rows that the CPU computes again: enough to meet every thread of a tile's column.
 CHAIN_ROWS = 4
 
 
-def too_slow(stage: str, size: int) -> bool:
-    """Say whether a stage sits out the largest size: far below cuBLAS, and no mark to reach."""
-    slowest = min(marks.MARKS.get(stage, {4096: marks.CUBLAS[4096]}).values())
-    return (
-        size >= SIZES[-1]
-        and marks.share(stage, size) is None
-        and slowest / marks.CUBLAS[4096] < SLOW_SHARE
-    )
+def too_long(stage: str, size: int, layout: str, seconds: float) -> bool:
+    """Say whether a product that is expected to take so long sits out."""
+    marked = layout == "NN" and marks.share(stage, size) is not None
+    return seconds > LONG_SECONDS and not marked
 
 
 def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> dict[str, Any]:
@@ -77,12 +74,15 @@ def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> di
     return verdict
 
 
-def measure(stages: list[str], size: int, layout: str, clocks: timing.Clocks) -> dict[str, Any]:
+def measure(
+    stages: list[str], size: int, layout: str, clocks: timing.Clocks, expected: dict[str, float]
+) -> dict[str, Any]:
     """Time the stages and torch.mm turn by turn; seconds a call, TFLOP/s, shares, clocks."""
     contenders = {CUBLAS: timing.torch_mm(layout)}
     contenders |= {name: timing.stage_call(name, layout) for name in stages}
-    slow = {n for n in stages if (marks.share(n, 4096) or 1.0) < SLOW_SHARE}
-    rounds = {name: SLOW_ROUNDS if name in slow else ROUNDS for name in contenders}
+    rounds = {
+        name: SLOW_ROUNDS if expected.get(name, 0) > SLOW_SECONDS else ROUNDS for name in contenders
+    }
     sets = timing.operands(size, size, size, layout, seed=1)
     clocks.mark()
     samples = timing.interleaved(contenders, sets, rounds=rounds)
@@ -101,12 +101,14 @@ def measure(stages: list[str], size: int, layout: str, clocks: timing.Clocks) ->
     }
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[int, str, list[str]]]:
-    """Give each size and layout with the stages that take part in it."""
-    for size in options.sizes:
-        names = [n for n in options.stages if options.full or not too_slow(n, size)]
-        for layout in options.layouts:
-            yield size, layout, names
+def expect(record: dict[str, Any], size: int, layout: str) -> dict[str, float]:
+    """Guess seconds a product from the largest smaller size that was measured in this layout."""
+    smaller = [c for c in record["cases"] if c["layout"] == layout and c["size"] < size]
+    if not smaller:
+        return {}
+    nearest = max(smaller, key=lambda case: case["size"])
+    grown = (size / nearest["size"]) ** 3
+    return {name: times["median_s"] * grown for name, times in nearest["times"].items()}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -119,19 +121,28 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     with timing.Clocks() as clocks:
         timing.heat(options.heat)
-        for size, layout, names in cases(options):
+        for size, layout in itertools.product(sorted(options.sizes), options.layouts):
+            expected = expect(record, size, layout)
+            names = [
+                name
+                for name in options.stages
+                if options.full or not too_long(name, size, layout, expected.get(name, 0))
+            ]
             case: dict[str, Any] = {"size": size, "layout": layout}
             if not options.no_check:
                 case["check"] = check(names, size, layout)
                 # The check's copies and its work on the CPU let the chip cool.
                 timing.heat(options.heat / 4)
-            case |= measure(names, size, layout, clocks)
+            case |= measure(names, size, layout, clocks, expected)
             record["cases"].append(case)
+            record["seconds"] = time.monotonic() - began
+            record["clock_source"] = clocks.source
+            if options.out:  # after each case: a run that is cut short is worth something too
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(json.dumps(record, indent=1) + "\n")
             wrong = case.get("check", {}).get("wrong", [])
             print(f"{size} {layout} {time.monotonic() - began:.0f} s", *wrong, flush=True)
             torch.cuda.empty_cache()
-        record["clock_source"] = clocks.source
-    record["seconds"] = time.monotonic() - began
     return record
 
 
@@ -207,7 +218,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layouts", nargs="+", choices=list(timing.LAYOUTS),
                         default=list(timing.LAYOUTS))  # fmt: skip
     parser.add_argument("--heat", type=float, default=1.0, help="seconds of products beforehand")
-    parser.add_argument("--full", action="store_true", help="the slowest stages at 8192 as well")
+    parser.add_argument("--full", action="store_true", help="products that take long as well")
     parser.add_argument("--no-check", action="store_true", help="time only")
     return parser.parse_args(arguments)
 
@@ -222,9 +233,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"h200.py: torch.mm is not the FP32 yardstick here: {reason}", file=sys.stderr)
         return 2
     record = run(options)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record))
     return 0 if all(not case.get("check", {}).get("wrong") for case in record["cases"]) else 1
 

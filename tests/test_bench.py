@@ -151,15 +151,27 @@ def test_h200_refuses_a_coarser_yardstick(monkeypatch, capsys):
     assert "cuda.matmul is 'tf32'" in capsys.readouterr().err
 
 
-def test_h200_cases_leave_out_only_what_is_slow_and_has_no_mark():
+def test_h200_leaves_out_only_what_is_long_and_has_no_mark():
     import h200
 
-    cases = list(h200.cases(h200.parse([])))
-    assert len(cases) == 16
-    for size, _, names in cases:
-        assert names == [n for n in NAMES if size < 8192 or n != "naive"]
-    for size, _, names in h200.cases(h200.parse(["--full"])):
-        assert names == NAMES, size
+    assert not h200.too_long("naive", 4096, "NT", h200.LONG_SECONDS)
+    assert h200.too_long("naive", 8192, "NN", 2 * h200.LONG_SECONDS)  # no mark at 8192
+    assert not h200.too_long("smem_conflicted", 8192, "NN", 2 * h200.LONG_SECONDS)
+    assert h200.too_long("smem_conflicted", 8192, "NT", 2 * h200.LONG_SECONDS)
+
+
+def test_h200_expects_from_the_nearest_smaller_size_of_the_layout():
+    import h200
+
+    cases = [
+        {"size": 1024, "layout": "NN", "times": {"naive": {"median_s": 1.0}}},
+        {"size": 2048, "layout": "NN", "times": {"naive": {"median_s": 3.0}}},
+        {"size": 2048, "layout": "NT", "times": {"naive": {"median_s": 5.0}}},
+    ]
+    assert h200.expect({"cases": cases}, 4096, "NN") == {"naive": 24.0}
+    assert h200.expect({"cases": cases}, 2048, "NN") == {"naive": 8.0}
+    assert h200.expect({"cases": cases}, 1024, "NN") == {}
+    assert h200.expect({"cases": cases}, 4096, "TN") == {}
 
 
 @pytest.mark.parametrize("layout", list(timing.LAYOUTS))
