@@ -288,7 +288,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   const Stage* stage = named(op, x.kernel, Flavour::cuda);
   if (stage) {
     require(*stage, g, context.device);
-    context.row = simt::forced_row(*stage);
+    context.row = simt::forced_row(*stage, context.device);
     if (context.row < 0) context.row = selector.row(*stage, g, context.device);
   } else {
     const Pick pick = selector.pick(g, context.device, x.precision == "ieee");

@@ -260,6 +260,13 @@ void test_rows() {
   simt::configure({.row = 2});
   expect(throws([&] { simt::run_watched(all[0], p.g); }, "two_rows: its tile table has 2 row(s)"),
          "a row that is not there");
+  std::vector<Stage> large = {Rows::stage()};
+  large[0].tiles[0].buffers = 256;  // more than the 99 KiB of a block on sm_86
+  simt::configure({.row = 0});
+  expect(throws([&] { simt::forced_row(large[0], {.sm = 86, .sm_count = 84}); },
+                "bytes of shared memory a block, this device has 101376"),
+         "a row that the device has no room for");
+  expect(simt::forced_row(large[0], {}) == 0, "the host flavour has room for all");
   simt::configure({});
   simt::run_watched(all[0], p.g);
   expect(Rows::ran == selector.row(all[0], p.g, {}), "the host flavour takes the chosen row");

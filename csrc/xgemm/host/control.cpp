@@ -5,6 +5,7 @@
 
 #include "xgemm/host/machine.h"
 #include "xgemm/host/simt_control.h"
+#include "xgemm/limits.h"
 #include "xgemm/select.h"
 
 namespace xgemm::simt {
@@ -39,7 +40,7 @@ std::vector<Operand> operands(const Gemm& g, const Context& context) {
 void run_watched(const Stage& stage, const Gemm& g) {
   const Device device{};
   require(stage, g, device);
-  Context context{.device = device, .row = forced_row(stage)};
+  Context context{.device = device, .row = forced_row(stage, device)};
   if (context.row < 0) context.row = Selector({&stage, 1}).row(stage, g, device);
   std::vector<char> workspace(stage.workspace ? stage.workspace(g, context) : 0);
   context.workspace = workspace.data();
@@ -66,12 +67,18 @@ void configure(const Settings& s) {
   row_asked = s.row;
 }
 
-int forced_row(const Stage& stage) {
+int forced_row(const Stage& stage, const Device& device) {
   const int wanted = row_asked.load(std::memory_order_relaxed);
   if (wanted >= static_cast<int>(stage.tiles.size()))
     throw std::invalid_argument(stage.name + ": its tile table has " +
                                 std::to_string(stage.tiles.size()) + " row(s), row " +
                                 std::to_string(wanted) + " is asked for");
+  if (wanted >= 0 && !fits(stage.tiles[static_cast<size_t>(wanted)], device))
+    throw std::invalid_argument(stage.name + ": row " + std::to_string(wanted) +
+                                " of its tile table needs " +
+                                std::to_string(stage.tiles[static_cast<size_t>(wanted)].smem()) +
+                                " bytes of shared memory a block, this device has " +
+                                std::to_string(smem_of_block(device.sm)));
   return wanted;
 }
 

@@ -23,8 +23,8 @@ Settings settings();
 void configure(const Settings&);
 
 // Settings::row for this stage: -1 where the row is to be chosen. Throws std::invalid_argument when
-// the stage has no such row.
-int forced_row(const Stage& stage);
+// the stage has no such row, or the device no room for it.
+int forced_row(const Stage& stage, const Device& device);
 
 // What orders the accesses of threads and the copies of cp.async, and can be left out for a test.
 enum class Sync : uint8_t { barrier, warp_barrier, commit, wait };
