@@ -119,8 +119,9 @@ def test_a_page_says_what_the_results_say(maker, known, pages):
 
 def test_the_newest_run_that_has_a_stage_counts(maker, monkeypatch, tmp_path):
     def case(**times):
-        return {"size": 4096, "layout": "NN",
-                "times": {n: {"tflops": t} for n, t in times.items()}}  # fmt: skip
+        reference = times["torch.mm"]
+        told = {n: {"tflops": t, "share": t / reference} for n, t in times.items()}
+        return {"size": 4096, "layout": "NN", "times": told}
 
     def record(date, cases):
         return json.dumps({"date": date, "device": "d", "torch": "t", "cases": cases})
