@@ -122,7 +122,6 @@ def test_clocks_summary_is_of_the_stretch_since_the_mark():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_turns_on_a_gpu():
     sets = timing.operands(256, 256, 256, "NN")
     contenders = {"torch.mm": timing.torch_mm("NN"), "sgemm": timing.stage_call("sgemm", "NN")}

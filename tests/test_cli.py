@@ -186,7 +186,7 @@ def test_ladder_without_a_gpu_checks_and_shows_no_speed(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.skipif(NO_GPU, reason="no GPU")
+@pytest.mark.gpu
 def test_ladder_on_a_gpu_shows_speed(tmp_path, capsys):
     assert main(["ladder", "--json", "--size", "512", "--png", str(tmp_path / "l.png")]) == 0
     facts = json.loads(capsys.readouterr().out)

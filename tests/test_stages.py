@@ -117,10 +117,11 @@ def test_bits_of_every_row(stage, row, layout, device):
     Small, ragged, and whole: without an edge, and with slices for more than all buffers.
     """
     tile = next(s for s in xgemm_torch.stages() if s.name == stage).tiles[row]
+    ragged = (tile.BM + 1, tile.BN + 5, 2 * tile.BK + 3)
     whole = (tile.BM, tile.BN, tile.BK * (tile.buffers + 2))
-    views = {(33, 31, 17): "plain", (tile.BM + 1, tile.BN + 5, 2 * tile.BK + 3): "plain"}
+    cases = [((33, 31, 17), "plain"), (ragged, "plain"), (whole, "plain"), (whole, "offset")]
     with simt.configure(row=row):
-        for shape, view in [*views.items(), (whole, "plain"), (whole, "offset")]:
+        for shape, view in cases:
             a, b, flags = problems.operands(*shape, layout, data="wide", views=(view, view))
             c = problems.wide(*shape[:2])
             options = flags | {"alpha": 1.7, "beta": -0.3}
