@@ -10,6 +10,27 @@ namespace xgemm {
 
 enum class Half : int { fp16, bf16 };
 
+// The bits of a float, and back.
+__device__ __forceinline__ uint32_t float_to_bits(float x) {
+#ifdef __CUDACC__
+  return __float_as_uint(x);
+#else
+  return std::bit_cast<uint32_t>(x);
+#endif
+}
+__device__ __forceinline__ float bits_to_float(uint32_t bits) {
+#ifdef __CUDACC__
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+
+// 2^n for n from -126 to 127.
+__device__ __forceinline__ float power_of_2(int n) {
+  return bits_to_float(static_cast<uint32_t>(n + 127) << 23);
+}
+
 // Two numbers in one register, x0 in its low half.
 template <Half kType>
 __device__ __forceinline__ uint32_t pack_half2(float x0, float x1) {

@@ -85,7 +85,7 @@ void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& con
   simt::check(cudaLaunchKernelEx(&c, kernel, args...), "launch");
 #else
   static_cast<void>(context);
-  simt::launch(kernel, config.grid, config.block, config.smem, args...);
+  simt::launch(kernel, config.grid, config.block, config.smem, config.cluster, args...);
 #endif
 }
 

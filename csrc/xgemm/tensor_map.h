@@ -4,8 +4,12 @@
 #include <cstdint>
 
 #include "xgemm/half.h"
+#ifdef __CUDACC__
+#include <cuda.h>
+#endif
 
 namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
 
 // A 3-D tensor of 16-bit elements. Axis 0 is contiguous; `stride` is that of axes 1 and 2 in
 // bytes, multiples of 16. A box of it lands in shared memory axis 0 first, its rows of 64 or 128
@@ -26,4 +30,5 @@ using TensorMap = TensorShape;
 // Throws std::runtime_error when the driver refuses it.
 TensorMap make_tensor_map(const TensorShape& shape);
 
+}  // namespace XGEMM_FLAVOUR
 }  // namespace xgemm

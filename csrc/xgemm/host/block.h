@@ -1,5 +1,5 @@
-// The block that is running on this OS thread: what the scheduler (simt_host.cpp) and the watch
-// (watch.cpp) share.
+// The block that is running on this OS thread: what the scheduler (simt_host.cpp), the watch
+// (watch.cpp) and the instructions share.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "xgemm/half.h"
+#include "xgemm/host/clock.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/host/simt_host.h"
 
@@ -14,7 +16,7 @@ namespace xgemm::simt {
 
 struct Recorder;
 
-enum class Wait : uint8_t { nothing, barrier, warp, finished };
+enum class Wait : uint8_t { nothing, barrier, warp, named, cluster, mbarrier, warpgroup, finished };
 
 struct Copy {              // one cp.async that has been issued and not waited for
   char* smem;
@@ -33,6 +35,24 @@ struct WarpCall {
   unsigned number = 0;       // of the meeting, among those of all blocks
 };
 
+// Accumulators of one thread that wgmmas have been given and will be read or written by them.
+struct Accumulators {
+  float* d;
+  size_t count;
+  size_t tile;      // where their values are meanwhile, of the warpgroup's
+  int uses;         // by instructions that are not done
+  Site at;          // of the last of them
+};
+
+struct Wgmma {               // one that has been issued and not waited for
+  Half type;
+  uint64_t a, b;             // descriptors
+  bool accumulate;
+  size_t tile;
+  Site at;
+  const void* pc;
+};
+
 struct Fiber {
   void* sp = nullptr;                       // saved stack pointer
   char* stack = nullptr;
@@ -41,6 +61,13 @@ struct Fiber {
   WarpCall call;                            // in what, if that is a warp function
   std::vector<std::vector<Copy>> groups;    // committed cp.async groups, oldest first
   std::vector<Copy> open;                   // issued, not yet committed
+  const Mbarrier* mbarrier = nullptr;       // for which it waits, ...
+  int parity = 0;                           // ... until its phase of this parity has ended
+  int named = 0;                            // the named barrier that it waits at
+  std::vector<std::vector<Wgmma>> wgmma_groups;
+  std::vector<Wgmma> wgmma_open;
+  std::vector<Accumulators> accumulators;   // in flight
+  size_t tiles = 0;                         // that it has had so far
   void* sanitizer = nullptr;                // the TSan fiber, in a TSan build
 };
 
@@ -69,7 +96,39 @@ struct Cell {
   uint16_t writer = 0;           // thread of the block
   bool inside = false;           // of some array; false in the zones between
 };
-constexpr uint16_t kMany = 0xffff;
+constexpr uint16_t kMany = 0xffff, kByTma = 0xfffe;  // no threads
+
+// The same by the clocks of clock.h, kept from the first use of what moves them. Of reads by
+// several warps the oldest one's time counts for all: a write may be taken for ordered that is not,
+// but none the other way.
+struct Timed {
+  uint64_t write_time = 0, read_time = 0, read_phase = 0;
+  uint32_t read_warps = 0;   // of the block, since the last write
+  uint16_t wgmmas = 0;       // warps of them that are yet to read it
+};
+
+struct MbarrierState {
+  const Mbarrier* at;
+  int count = 0, pending = 0;    // arrivals of a phase, and those that are yet to come
+  int64_t bytes = 0;             // yet to come by TMA
+  uint64_t phase = 0;            // how many have ended
+  unsigned init_agent = 0;       // who has made it, and when
+  uint64_t init_time = 0, init_phase = 0;
+  Clock coming, done;            // of those who have arrived in this phase, in those before
+  Clock remote;                  // of those who have arrived from other blocks
+  unsigned meeting = 0, last_meeting = 0;  // this phase's and the last one's number
+  Site site;                     // of the last arrival from another block
+};
+
+struct NamedBarrier {
+  int here = 0, threads = 0;
+  unsigned meeting = 0;
+};
+
+struct Warpgroup {
+  int here = 0;                             // threads in its wgmma_wait
+  std::vector<std::vector<float>> tiles;    // accumulators in flight, row by row; empty: done
+};
 
 struct Array {             // one XGEMM_SHARED of the block
   const void* site;
@@ -104,18 +163,26 @@ struct Operand {
 struct Block {
   dim3 grid, dims, index;
   unsigned threads = 0;
-  unsigned linear = 0;  // the block's number in the grid
+  unsigned linear = 0;  // the block's number in the grid ...
+  unsigned rank = 0;    // ... and in the cluster
   unsigned self = 0;  // the thread that runs
   uint64_t phase = 0, first_phase = 0;
+  uint32_t passed = 0;  // barriers
+  unsigned finished = 0;  // threads
   std::vector<Fiber> fibers;
   Warp warps[32];
   std::vector<Array> arrays;
   size_t arena_used = 0;
   size_t dynamic_smem = 0;
   std::string error;
-  std::vector<Operand> operands;
+  std::vector<Operand>* operands = nullptr;  // the launch's
   char* arena = nullptr;  // shared memory, kArena bytes ...
   Cell* cells = nullptr;  // ... and what is known of each 4 of them
+  Timed* timed = nullptr;
+  Clocks* clocks = nullptr;  // the cluster's; null as long as barriers of the block do
+  std::vector<MbarrierState> mbarriers;
+  NamedBarrier named[16];
+  std::vector<Warpgroup> warpgroups;
   const char* stacks = nullptr;  // of all fibers
   size_t stack_bytes = 0;
   const char* arguments = nullptr;  // the launch's
@@ -123,6 +190,10 @@ struct Block {
   Recorder* recording = nullptr;  // who wants this block's events (trace.h); mostly nobody
   bool quiet =
       false;  // the emulator itself is at work on this fiber: its accesses are not the kernel's
+
+  unsigned warp_count() const { return (threads + 31) / 32; }
+  // In clock.h's terms.
+  unsigned agent(unsigned thread) const { return 1 + rank * warp_count() + thread / 32; }
 };
 
 // Null outside a kernel. Not of the initial-exec model, which would be quicker: together with the
@@ -138,6 +209,7 @@ struct Quiet {
 };
 
 constexpr size_t kArena = 512 * 1024, kZone = 256, kStack = 64 * 1024;
+constexpr unsigned kMostBlocks = 16;  // of a cluster
 
 // Ends the running block with an error; does not return.
 [[noreturn]] void fail(const std::string& what);
@@ -146,11 +218,22 @@ constexpr size_t kArena = 512 * 1024, kZone = 256, kStack = 64 * 1024;
 void expect_aligned(const void* p, size_t bytes, const void* pc);
 void note_shared(const char* p, size_t bytes, bool write, const void* pc);
 void note_global(const char* p, size_t bytes, bool write, const void* pc);
+// The same for what TMA writes into a block's shared memory for the thread that runs, ...
+void note_tma(Block& to, const char* p, size_t bytes, const void* pc);
+// ... what has come, ...
+void note_landed(Block& to, const char* p, size_t bytes);
+// ... what a wgmma of the warp that runs will read ...
+void note_wgmma(const char* p, size_t bytes, const void* pc);
+// ... and what the four warps of a warpgroup have read by it.
+void note_wgmma_done(const char* p, size_t bytes, unsigned first_warp, const void* pc);
+// The unfinished wgmma that reads this place of the block's shared memory.
+const Wgmma* reader_of(const Block& b, const char* p);
 
 // Of instructions, from the line table.
 std::vector<Place> places(const std::vector<const void*>& pcs);
 std::string place(const void* pc);  // in one: "copy.h:13 (from 15_vec4_128x128.cu:57)"
 std::string place(const Site& site);
 std::string thread_name(unsigned thread);
+std::string array_byte(const char* p);  // "8 of As"
 
 }  // namespace xgemm::simt

@@ -45,7 +45,7 @@ void run_watched(const Stage& stage, const Gemm& g) {
   std::vector<char> workspace(stage.workspace ? stage.workspace(g, context) : 0);
   context.workspace = workspace.data();
   context.workspace_bytes = workspace.size();
-  std::vector<Operand>& watched = machine().block.operands;
+  std::vector<Operand>& watched = machine().operands;
   watched = operands(g, context);
   try {
     stage.run(g, context);

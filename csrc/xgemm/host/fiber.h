@@ -50,12 +50,12 @@ struct SanitizerContext {
 #endif
 #if defined(XGEMM_REAL_TSAN)
   void* scheduler = nullptr;
-  char token[2] =
-      {};  // one happens-before token for each parity of the phase: a fast thread's arrival at
-           // the next barrier must not be seen by a slow one that leaves this one
+  char token[kMostBlocks][2] =
+      {};  // of a block, one happens-before token for each parity of its barriers: a fast thread's
+           // arrival at the next barrier must not be seen by a slow one that leaves this one
   char blocks[2] =
       {};  // the same for the blocks of a grid, which take turns on the same arrays: a thread
-  char meetings[4096] = {};  // one for each meeting of a warp's lanes at __syncwarp, for some time
+  char meetings[4096] = {};  // one for each meeting of some threads otherwise, for some time
   unsigned turn = 0;  // sees what the block before has done, and nothing of its own
 #endif
 };
@@ -135,28 +135,28 @@ inline void leave_fiber(SanitizerContext& c, Fiber& f, void** scheduler_sp) {
   (void)c;
 }
 
-inline void barrier_arrive(SanitizerContext& c, uint64_t phase) {
+inline void barrier_arrive(SanitizerContext& c, unsigned rank, uint32_t passed) {
 #if defined(XGEMM_REAL_TSAN)
-  __tsan_release(&c.token[phase % 2]);
+  __tsan_release(&c.token[rank][passed % 2]);
 #endif
-  (void)c, (void)phase;
+  (void)c, (void)rank, (void)passed;
 }
 
-inline void barrier_leave(SanitizerContext& c, uint64_t phase) {
+inline void barrier_leave(SanitizerContext& c, unsigned rank, uint32_t passed) {
 #if defined(XGEMM_REAL_TSAN)
-  __tsan_acquire(&c.token[phase % 2]);
+  __tsan_acquire(&c.token[rank][passed % 2]);
 #endif
-  (void)c, (void)phase;
+  (void)c, (void)rank, (void)passed;
 }
 
-inline void warp_arrive(SanitizerContext& c, unsigned meeting) {
+inline void meeting_arrive(SanitizerContext& c, unsigned meeting) {
 #if defined(XGEMM_REAL_TSAN)
   __tsan_release(&c.meetings[meeting % sizeof c.meetings]);
 #endif
   (void)c, (void)meeting;
 }
 
-inline void warp_leave(SanitizerContext& c, unsigned meeting) {
+inline void meeting_leave(SanitizerContext& c, unsigned meeting) {
 #if defined(XGEMM_REAL_TSAN)
   __tsan_acquire(&c.meetings[meeting % sizeof c.meetings]);
 #endif

@@ -1,8 +1,10 @@
-// What runs a block on one OS thread: stacks, the arena and its cells, the state of a launch.
+// What runs a cluster of blocks, mostly of one, on one OS thread: stacks, arenas and their cells,
+// the state of a launch.
 #pragma once
 
 #include <sys/mman.h>
 
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -11,20 +13,34 @@
 #include "xgemm/host/block.h"
 #include "xgemm/host/fiber.h"
 #include "xgemm/host/trace.h"
+#include "xgemm/tensor_map.h"
 
 namespace xgemm::simt {
 
-// What lasts from launch to launch on one OS thread: stacks, the arena and its cells.
+struct TmaCopy {             // a box on its way into one block
+  TensorShape map;
+  int c[3];
+  Block* to;
+  char* smem;
+  const Mbarrier* bar;       // the one there
+  Site at;
+};
+
+// What lasts from launch to launch on one OS thread: stacks, arenas and their cells.
 struct Machine {
-  Block block;
+  std::vector<std::unique_ptr<Block>> blocks;  // as many as a cluster has had so far
+  unsigned cluster = 1;                        // how many of them run
+  std::vector<Operand> operands;               // of this launch
+  Clocks clocks;
+  std::vector<TmaCopy> copies;                 // on their way, oldest first
   char* stacks = nullptr;
   size_t stack_count = 0;
-  std::vector<Cell> cells = std::vector<Cell>(kArena / 4);
   void* scheduler_sp = nullptr;
   SanitizerContext sanitizer;
   uint64_t phase = 0;
-  unsigned meetings = 0;         // of lanes of warps, so far
-  bool released = false;         // some lanes have just met
+  unsigned meetings = 0;         // of some threads, otherwise than in __syncthreads, so far
+  unsigned cluster_meeting = 0;  // the number of the cluster's next one
+  bool released = false;         // some have just met
   std::mt19937_64 random;
   const void* arguments = nullptr;
   void (*thread)(const void*) = nullptr;
@@ -38,13 +54,23 @@ struct Machine {
   std::vector<Seen> seen;        // of this launch
 
   Machine() {
-    block.arena = static_cast<char*>(map(kArena));
-    block.cells = cells.data();
     seen.reserve(256);           // it is not to grow on a fiber, which a sanitizer may watch
   }
   ~Machine() {
-    munmap(block.arena, kArena);
+    for (const auto& b : blocks) {
+      munmap(b->arena, kArena);
+      munmap(b->cells, kArena / 4 * sizeof(Cell));
+      munmap(b->timed, kArena / 4 * sizeof(Timed));
+    }
     if (stacks) munmap(stacks, stack_count * kStack);
+  }
+  // A fresh page is zeros, which is a fresh Cell's and Timed's state, too.
+  static std::unique_ptr<Block> make_block() {
+    auto b = std::make_unique<Block>();
+    b->arena = static_cast<char*>(map(kArena));
+    b->cells = static_cast<Cell*>(map(kArena / 4 * sizeof(Cell)));
+    b->timed = static_cast<Timed*>(map(kArena / 4 * sizeof(Timed)));
+    return b;
   }
   static void* map(size_t bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -58,8 +84,6 @@ struct Machine {
     if (stacks) munmap(stacks, stack_count * kStack);
     stacks = static_cast<char*>(map(threads * kStack));
     stack_count = threads;
-    block.stacks = stacks;
-    block.stack_bytes = threads * kStack;
     // The lowest page of a stack is a guard: an overflow faults instead of running into a
     // neighbour's frames.
     for (size_t t = 0; t < threads; ++t) mprotect(stacks + t * kStack, 4096, PROT_NONE);
@@ -69,6 +93,23 @@ struct Machine {
 Machine& machine();      // this OS thread's
 void add_site(Sync kind, const Site& site);   // to what sites() lists
 bool skips(Sync kind, const Site& site);  // whether it is to be left out; adds it to the sites
+Clocks& use_clocks();  // from now on in this cluster
 void to_scheduler();  // leaves the fiber that runs, until the scheduler comes back to it
+
+// All lanes of a whole warp meet, and the last one works on what each has given.
+using WarpWork = void(void* const (&lanes)[32]);
+void together(const char* function, WarpWork* work, void* given, Site at);
+
+// The running block's mbarrier at this address: it must have one.
+MbarrierState& mbarrier_of(Block& b, const Mbarrier* bar, const char* what, const Site& at);
+// Bytes of a TMA have come, by the scheduler: they may end a phase.
+void mbarrier_complete(Block& b, const Mbarrier* bar, int64_t bytes);
+// What a waiting thread waits for, in words.
+std::string mbarrier_wait_name(const Block& b, const Fiber& f);
+// Lets some copies land for which a thread waits; false if there is none.
+bool land_copies(Machine& m, Order how);
+// Ends the block that runs with an error when what is on its way into it has not landed.
+void expect_nothing_on_its_way();
+bool same(const Site& x, const Site& y);
 
 }  // namespace xgemm::simt

@@ -20,34 +20,42 @@ void finish(Copy& c) {
 
 }  // namespace
 
-void* shared_array(const void* site, size_t bytes, const char* name) {
-  const Quiet quiet;
-  Machine& m = machine();
-  Block& b = m.block;
+namespace {
+
+void* array_at(const void* site, size_t bytes, const char* name, size_t alignment) {
+  Block& b = *running;
   for (const Array& a : b.arrays)
     if (a.site == site) return b.arena + a.offset;
-  const size_t offset = b.arena_used + kZone;
+  const size_t zone = b.arena_used;
+  const size_t offset = (zone + kZone + alignment - 1) / alignment * alignment;
   b.arena_used = (offset + bytes + 127) / 128 * 128;
   if (b.arena_used + kZone > kArena)
     fail("shared memory of a block is over " + std::to_string(kArena) + " bytes");
   b.arrays.push_back({site, name, offset, bytes});
   poison(b.arena + offset, bytes);
-  for (size_t i = (offset - kZone) / 4; i < (b.arena_used + kZone) / 4; ++i)
-    m.cells[i].inside = i >= offset / 4 && i < (offset + bytes + 3) / 4;
-  poison_zones(b.arena + offset - kZone, kZone, b.arena + offset, bytes,
+  for (size_t i = zone / 4; i < (b.arena_used + kZone) / 4; ++i)
+    b.cells[i].inside = i >= offset / 4 && i < (offset + bytes + 3) / 4;
+  poison_zones(b.arena + zone, offset - zone, b.arena + offset, bytes,
                b.arena + b.arena_used + kZone);
   return b.arena + offset;
 }
 
+}  // namespace
+
+void* shared_array(const void* site, size_t bytes, const char* name) {
+  const Quiet quiet;
+  return array_at(site, bytes, name, 128);
+}
+
 void* dynamic_shared(size_t bytes, const char* name, Site at) {
   static const char site = 0;
+  const Quiet quiet;
   if (bytes > running->dynamic_smem) {
-    const Quiet quiet;
     fail("out of bounds: " + place(at) + " uses " + std::to_string(bytes) +
          " bytes of dynamic shared memory, the launch gave " +
          std::to_string(running->dynamic_smem));
   }
-  return shared_array(&site, running->dynamic_smem, name);
+  return array_at(&site, running->dynamic_smem, name, 1024);
 }
 
 void expect_aligned(const void* p, size_t bytes, const void* pc) {

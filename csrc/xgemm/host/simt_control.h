@@ -26,9 +26,25 @@ void configure(const Settings&);
 // the stage has no such row, or the device no room for it.
 int forced_row(const Stage& stage, const Device& device);
 
-// What orders the accesses of threads and the copies of cp.async, and can be left out for a test.
-enum class Sync : uint8_t { barrier, warp_barrier, commit, wait };
-constexpr const char* kSync[] = {"barrier", "warp barrier", "commit", "wait"};
+// What orders the accesses of threads, copies and wgmmas, and can be left out for a test. An expect
+// is left out with its arrival.
+enum class Sync : uint8_t {
+  barrier,
+  warp_barrier,
+  commit,
+  wait,
+  named_barrier,
+  cluster_barrier,
+  mbarrier_expect,
+  mbarrier_arrival,
+  mbarrier_wait,
+  wgmma_commit,
+  wgmma_wait
+};
+constexpr const char* kSync[] = {
+    "barrier",       "warp barrier",    "commit",          "wait",
+    "named barrier", "cluster barrier", "mbarrier expect", "mbarrier arrival",
+    "mbarrier wait", "wgmma commit",    "wgmma wait"};
 struct SyncSite {
   Sync kind;
   std::string place;  // "file.cu:line"

@@ -21,18 +21,29 @@ const Copy* unfinished(const Fiber& f) {
   return f.open.empty() ? nullptr : &f.open.front();
 }
 
+const Wgmma* unfinished_wgmma(const Fiber& f) {
+  for (const auto& group : f.wgmma_groups)
+    if (!group.empty()) return &group.front();
+  return f.wgmma_open.empty() ? nullptr : &f.wgmma_open.front();
+}
+
 void fiber_main() {
   Machine& m = machine();
   enter_fiber(m.sanitizer);
   m.thread(m.arguments);
-  m.block.quiet = true;   // the kernel is over
-  Fiber& f = m.block.fibers[m.block.self];
+  Block& b = *running;
+  b.quiet = true;   // the kernel is over
+  Fiber& f = b.fibers[b.self];
   // A group without copies, as the end of a pipeline commits them, may be left behind.
   if (const Copy* copy = unfinished(f))
-    fail("unfinished copy: " + thread_name(m.block.self) +
-         " ends without a wait for its cp.async at " + place(copy->pc));
+    fail("unfinished copy: " + thread_name(b.self) + " ends without a wait for its cp.async at " +
+         place(copy->pc));
+  if (const Wgmma* w = unfinished_wgmma(f))
+    fail("unfinished wgmma: " + thread_name(b.self) + " ends without a wait for its wgmma at " +
+         place(w->at));
+  if (++b.finished == b.threads) expect_nothing_on_its_way();
   f.wait = Wait::finished;
-  m.block.quiet = false;
+  b.quiet = false;
   leave_fiber(m.sanitizer, f, &m.scheduler_sp);
 }
 
@@ -41,16 +52,23 @@ void order(std::vector<unsigned>& items, Order how, std::mt19937_64& random) {
   if (how == Order::random) std::shuffle(items.begin(), items.end(), random);
 }
 
-std::string where(const Fiber& f) {
-  return (f.wait == Wait::warp ? std::string("in ") + f.call.function + " " : "") + "at " +
-         place(f.at);
+std::string where(const Block& b, const Fiber& f) {
+  std::string in;
+  if (f.wait == Wait::warp) in = std::string("in ") + f.call.function + " ";
+  if (f.wait == Wait::named)
+    in = "in barrier " + std::to_string(f.named) + " for " +
+         std::to_string(b.named[f.named].threads) + " threads ";
+  if (f.wait == Wait::cluster) in = "for the cluster ";
+  if (f.wait == Wait::warpgroup) in = "in wgmma_wait ";
+  if (f.wait == Wait::mbarrier) in = mbarrier_wait_name(b, f) + " ";
+  return in + "at " + place(f.at);
 }
 
 std::string waiting(const Block& b) {
   std::string text;
   std::vector<std::pair<std::string, unsigned>> groups;
   for (const Fiber& f : b.fibers) {
-    const std::string at = f.wait == Wait::finished ? "have exited" : "wait " + where(f);
+    const std::string at = f.wait == Wait::finished ? "have exited" : "wait " + where(b, f);
     auto g =
         std::find_if(groups.begin(), groups.end(), [&](const auto& x) { return x.first == at; });
     if (g == groups.end()) groups.push_back({at, 1});
@@ -75,72 +93,152 @@ std::string missing(const Block& b, unsigned thread) {
     if (f.wait == Wait::warp && f.call.mask == call.mask) continue;
     if (count++ >= kNamed) continue;
     text += (text.empty() ? "lane " : ", lane ") + std::to_string(lane) +
-            (f.wait == Wait::finished ? " has exited" : " waits " + where(f));
+            (f.wait == Wait::finished ? " has exited" : " waits " + where(b, f));
   }
   return text + (count > kNamed ? " and " + std::to_string(count - kNamed) + " more" : "");
 }
 
-// All threads that can have stopped: either all wait at one barrier, or the block is in trouble.
-void release(Block& b) {
-  for (unsigned t = 0; t < b.threads; ++t)
-    if (b.fibers[t].wait == Wait::warp) {
-      b.error = "deadlock: lanes of a warp don't meet: " + waiting(b) + "; in warp " +
-                std::to_string(t / 32) + " " + missing(b, t);
-      return;
-    }
-  const Site first = b.fibers[0].at;
-  for (const Fiber& f : b.fibers) {
-    if (f.wait == Wait::finished) {
-      b.error = "deadlock: threads of a block don't meet: " + waiting(b);
-      return;
-    }
-    if (f.at.line != first.line || std::strcmp(f.at.file, first.file)) {
+bool all_wait(const Block& b, Wait at) {
+  return std::all_of(b.fibers.begin(), b.fibers.end(),
+                     [&](const Fiber& f) { return f.wait == at; });
+}
+
+void pass(Block& b) {
+  for (Fiber& f : b.fibers)
+    if (f.wait != Wait::finished) f.wait = Wait::nothing;
+  b.phase = ++machine().phase;
+  ++b.passed;
+}
+
+// All threads of a block wait at barriers.
+void pass_barrier(Block& b) {
+  for (const Fiber& f : b.fibers)
+    if (!same(f.at, b.fibers[0].at)) {
       b.error = "divergent barrier: " + waiting(b);
       return;
     }
+  if (b.clocks) {
+    std::vector<unsigned> agents;
+    for (unsigned t = 0; t < b.threads; t += 32) agents.push_back(b.agent(t));
+    b.clocks->meet(agents);
   }
-  for (Fiber& f : b.fibers) f.wait = Wait::nothing;
-  b.phase = ++machine().phase;
+  pass(b);
 }
 
-void run_block(Machine& m, Order how) {
-  Block& b = m.block;
-  block_begins(m.sanitizer);
+// All threads of the cluster, but those that have exited, wait for each other.
+bool pass_cluster_barrier(Machine& m) {
+  bool some = false;
+  std::vector<unsigned> agents;
+  for (unsigned r = 0; r < m.cluster; ++r) {
+    const Block& b = *m.blocks[r];
+    for (unsigned t = 0; t < b.threads; ++t) {
+      if (b.fibers[t].wait != Wait::cluster && b.fibers[t].wait != Wait::finished) return false;
+      some = some || b.fibers[t].wait == Wait::cluster;
+      if (t % 32 == 0) agents.push_back(b.agent(t));
+    }
+  }
+  if (!some) return false;
+  m.clocks.meet(agents);
+  for (unsigned r = 0; r < m.cluster; ++r) pass(*m.blocks[r]);
+  m.cluster_meeting = m.meetings++;
+  return true;
+}
+
+void deadlock(Machine& m, Block& b) {
+  std::string text = waiting(b);
+  for (unsigned r = 0; r < m.cluster; ++r)
+    if (r != b.rank)
+      text += "; of block " + std::to_string(r) + " of the cluster: " + waiting(*m.blocks[r]);
+  for (unsigned t = 0; t < b.threads; ++t)
+    if (b.fibers[t].wait == Wait::warp) {
+      b.error = "deadlock: lanes of a warp don't meet: " + text + "; in warp " +
+                std::to_string(t / 32) + " " + missing(b, t);
+      return;
+    }
+  const bool barrier = std::any_of(b.fibers.begin(), b.fibers.end(),
+                                   [](const Fiber& f) { return f.wait == Wait::barrier; });
+  b.error = std::string("deadlock: ") + (barrier ? "threads of a block don't meet: " : "") + text;
+}
+
+// All threads have stopped. Lets those go on who can: of each block at its barrier, all at that of
+// the cluster, those who wait for a copy; or the cluster is in trouble.
+void release(Machine& m, Order how) {
+  bool passed = false;
+  for (unsigned r = 0; r < m.cluster; ++r)
+    if (all_wait(*m.blocks[r], Wait::barrier)) {
+      pass_barrier(*m.blocks[r]);
+      passed = true;
+    }
+  if (passed || pass_cluster_barrier(m) || land_copies(m, how)) return;
+  for (unsigned r = 0; r < m.cluster; ++r)
+    if (!all_wait(*m.blocks[r], Wait::finished)) return deadlock(m, *m.blocks[r]);
+}
+
+void begin_block(Machine& m, Block& b) {
   b.arrays.clear();
   b.arena_used = 0;
   b.quiet = false;
+  b.error.clear();
   b.phase = b.first_phase = ++m.phase;
+  b.passed = b.finished = 0;
+  b.clocks = nullptr;
+  b.mbarriers.clear();
+  std::fill(std::begin(b.named), std::end(b.named), NamedBarrier{});
+  b.warpgroups.clear();
+  b.warpgroups.resize((b.threads + 127) / 128);
   b.recording = m.recorder && m.recorder->wants(b) ? m.recorder : nullptr;
   for (unsigned t = 0; t < b.threads; ++t) {
     Fiber& f = b.fibers[t];
     f.wait = Wait::nothing;
     f.open.clear();
     f.groups.clear();
-    f.stack = m.stacks + t * kStack;
+    f.wgmma_open.clear();
+    f.wgmma_groups.clear();
+    f.accumulators.clear();
+    f.tiles = 0;
+    f.stack = m.stacks + (b.rank * b.threads + t) * kStack;
     prepare_fiber(f, &fiber_main);
   }
-  std::vector<unsigned> turn(b.threads);
+}
+
+bool failed(const Machine& m) {
+  return std::any_of(m.blocks.begin(), m.blocks.begin() + m.cluster,
+                     [](const auto& b) { return !b->error.empty(); });
+}
+
+void run_cluster(Machine& m, Order how) {
+  block_begins(m.sanitizer);
+  m.copies.clear();
+  m.cluster_meeting = m.meetings++;
+  const unsigned threads = m.blocks[0]->threads;
+  for (unsigned r = 0; r < m.cluster; ++r) begin_block(m, *m.blocks[r]);
+  if (m.cluster > 1) use_clocks();
+  std::vector<unsigned> turn(m.cluster * threads);
   std::iota(turn.begin(), turn.end(), 0u);
   for (;;) {
     do {
       m.released = false;
       order(turn, how, m.random);
       for (unsigned t : turn) {
-        if (b.fibers[t].wait != Wait::nothing) continue;
-        b.self = t;
+        Block& b = *m.blocks[t / threads];
+        Fiber& f = b.fibers[t % threads];
+        if (f.wait != Wait::nothing) continue;
+        b.self = t % threads;
         running = &b;
-        switch_to_fiber(m.sanitizer, b.fibers[t], &m.scheduler_sp);
+        switch_to_fiber(m.sanitizer, f, &m.scheduler_sp);
         running = nullptr;
         if (!b.error.empty()) return;
       }
-    } while (m.released);   // lanes that have had their turn may go on
+    } while (m.released);   // who has had a turn may go on
     bool finished = true;
-    for (unsigned t : turn) finished = finished && b.fibers[t].wait == Wait::finished;
+    for (unsigned r = 0; r < m.cluster; ++r)
+      finished = finished && m.blocks[r]->finished == threads;
     if (finished) break;
-    release(b);
-    if (!b.error.empty()) return;
+    release(m, how);
+    if (failed(m)) return;
   }
-  if (b.recording) b.recording->block_ends(b);
+  for (unsigned r = 0; r < m.cluster; ++r)
+    if (Block& b = *m.blocks[r]; b.recording) b.recording->block_ends(b);
 }
 
 dim3 unravel(unsigned i, dim3 d) { return {i % d.x, i / d.x % d.y, i / d.x / d.y}; }
@@ -152,9 +250,19 @@ Machine& machine() {
   return *m;
 }
 
+Clocks& use_clocks() {
+  Machine& m = machine();
+  if (m.blocks[0]->clocks) return m.clocks;
+  m.clocks.start(m.cluster * m.blocks[0]->warp_count());
+  for (unsigned r = 0; r < m.cluster; ++r) m.blocks[r]->clocks = &m.clocks;
+  return m.clocks;
+}
+
+bool same(const Site& x, const Site& y) { return x.line == y.line && !std::strcmp(x.file, y.file); }
+
 void to_scheduler() {
   Machine& m = machine();
-  Fiber& f = m.block.fibers[m.block.self];
+  Fiber& f = running->fibers[running->self];
   switch_to_scheduler(m.sanitizer, f, &m.scheduler_sp);
 }
 
@@ -185,17 +293,18 @@ void barrier(Site at) {
     if (skips(Sync::barrier, at)) return;
   }
   record({.what = What::barrier, .at = at});
-  Fiber& f = m.block.fibers[m.block.self];
+  Block& b = *running;
+  Fiber& f = b.fibers[b.self];
   f.wait = Wait::barrier;
   f.at = at;
-  barrier_arrive(m.sanitizer, m.block.phase);
-  const uint64_t phase = m.block.phase;
+  barrier_arrive(m.sanitizer, b.rank, b.passed);
+  const uint32_t passed = b.passed;
   to_scheduler();
-  barrier_leave(m.sanitizer, phase);
+  barrier_leave(m.sanitizer, b.rank, passed);
 }
 
-void run_grid(dim3 grid, dim3 dims, size_t smem, void (*thread)(const void*), const void* arguments,
-              size_t argument_bytes) {
+void run_grid(dim3 grid, dim3 dims, size_t smem, unsigned cluster, void (*thread)(const void*),
+              const void* arguments, size_t argument_bytes) {
   if (running) throw std::logic_error("xgemm simt: a kernel launches a kernel");
   Machine& m = machine();
   // An order that is always the same for whoever looks at what happens in it.
@@ -203,37 +312,54 @@ void run_grid(dim3 grid, dim3 dims, size_t smem, void (*thread)(const void*), co
   const unsigned threads = dims.x * dims.y * dims.z;
   if (threads == 0 || threads > 1024)
     throw std::invalid_argument("xgemm simt: a block has 1 to 1024 threads");
-  m.grow(threads);
-  m.block.fibers.resize(threads);
-  m.block.grid = grid;
-  m.block.dims = dims;
-  m.block.threads = threads;
-  m.block.error.clear();
-  m.block.dynamic_smem = smem;
-  m.block.arguments = static_cast<const char*>(arguments);
-  m.block.argument_bytes = argument_bytes;
+  if (cluster == 0 || cluster > kMostBlocks || grid.x % cluster)
+    throw std::invalid_argument(
+        "xgemm simt: a cluster has 1 to 16 blocks, and grid.x is a multiple");
+  m.grow(cluster * threads);
+  m.cluster = cluster;
+  while (m.blocks.size() < cluster) m.blocks.push_back(Machine::make_block());
+  for (unsigned r = 0; r < cluster; ++r) {
+    Block& b = *m.blocks[r];
+    b.fibers.resize(threads);
+    b.grid = grid;
+    b.dims = dims;
+    b.threads = threads;
+    b.rank = r;
+    b.dynamic_smem = smem;
+    b.arguments = static_cast<const char*>(arguments);
+    b.argument_bytes = argument_bytes;
+    b.operands = &m.operands;
+    b.stacks = m.stacks;
+    b.stack_bytes = m.stack_count * kStack;
+  }
   m.seen.clear();
-  for (Operand& o : m.block.operands) std::fill(o.owner.begin(), o.owner.end(), 0u);
+  for (Operand& o : m.operands) std::fill(o.owner.begin(), o.owner.end(), 0u);
   m.random.seed(s.seed);
   m.skip = s.skip;
   m.thread = thread;
   m.arguments = arguments;
-  std::vector<unsigned> blocks(static_cast<size_t>(grid.x) * grid.y * grid.z);
-  std::iota(blocks.begin(), blocks.end(), 0u);
-  order(blocks, s.order, m.random);
+  std::vector<unsigned> clusters(static_cast<size_t>(grid.x) * grid.y * grid.z / cluster);
+  std::iota(clusters.begin(), clusters.end(), 0u);
+  order(clusters, s.order, m.random);
   launch_begins(m.sanitizer);
-  for (unsigned i : blocks) {
-    m.block.linear = i;
-    m.block.index = unravel(i, grid);
-    run_block(m, s.order);
-    if (!m.block.error.empty()) break;
+  for (unsigned c : clusters) {
+    for (unsigned r = 0; r < cluster; ++r) {
+      m.blocks[r]->linear = c * cluster + r;
+      m.blocks[r]->index = unravel(c * cluster + r, grid);
+    }
+    run_cluster(m, s.order);
+    if (failed(m)) break;
   }
-  if (!m.block.error.empty()) abandon_fibers(m.sanitizer, m.block);
+  if (failed(m))
+    for (unsigned r = 0; r < cluster; ++r) abandon_fibers(m.sanitizer, *m.blocks[r]);
   launch_ends(m.sanitizer);
-  if (m.block.error.empty()) return;
-  const dim3 at = m.block.index;
-  throw std::runtime_error("xgemm simt: " + m.block.error + "; block (" + std::to_string(at.x) +
-                           ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")");
+  for (unsigned r = 0; r < cluster; ++r) {
+    const Block& b = *m.blocks[r];
+    if (b.error.empty()) continue;
+    throw std::runtime_error("xgemm simt: " + b.error + "; block (" + std::to_string(b.index.x) +
+                             ", " + std::to_string(b.index.y) + ", " + std::to_string(b.index.z) +
+                             ")");
+  }
 }
 
 }  // namespace xgemm::simt

@@ -24,6 +24,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 // Emulator code inside instrumented translation units is not part of the kernel.
 #define XGEMM_UNWATCHED __attribute__((no_sanitize("thread")))
@@ -51,8 +52,33 @@ struct alignas(16) float4 {
   static Vector* vector(float4* p) { return reinterpret_cast<Vector*>(p); }
   static const Vector* vector(const float4* p) { return reinterpret_cast<const Vector*>(p); }
 };
+struct alignas(8) float2 {
+  float x, y;
+
+  float2() = default;
+  constexpr float2(float x_, float y_) : x(x_), y(y_) {}
+  float2(const float2& other) { *vector(this) = *vector(&other); }
+  float2& operator=(const float2& other) {
+    *vector(this) = *vector(&other);
+    return *this;
+  }
+
+ private:
+  typedef float Vector __attribute__((vector_size(8), may_alias));
+  static Vector* vector(float2* p) { return reinterpret_cast<Vector*>(p); }
+  static const Vector* vector(const float2* p) { return reinterpret_cast<const Vector*>(p); }
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline void __stcg(float4* p, const float4& v) { *p = v; }
+
+namespace xgemm {
+enum class Half : int;
+struct Mbarrier;
+inline namespace host {
+struct TensorShape;
+}
+}  // namespace xgemm
 
 namespace xgemm::simt {
 
@@ -118,8 +144,41 @@ void copy_commit(Site at);
 // Until at most so many of the thread's youngest groups are unfinished.
 void copy_wait(int groups_left, Site at);
 
-// Runs every block of a grid, one after another, and throws for what went wrong in one.
-void run_grid(dim3 grid, dim3 block, size_t smem, void (*thread)(const void*),
+// 16-bit floating point numbers.
+uint16_t to_half(Half type, float value);
+float from_half(Half type, uint16_t x);
+
+// The tensor core's instructions of a warp: ptx_mma.h.
+void ldmatrix4(uint32_t (&r)[4], const void* row, Site at);
+void mma(Half type, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Site at);
+
+// sm_90's instructions: ptx_hopper.h says what each does.
+void mbarrier_init(Mbarrier* bar, int arrivals);
+void mbarrier_expect(Mbarrier* bar, int bytes, Site at);
+void mbarrier_arrive(Mbarrier* bar, Site at);
+void mbarrier_arrive_at(Mbarrier* bar, unsigned rank, Site at);
+void mbarrier_wait(Mbarrier* bar, int parity, Site at);
+
+unsigned cluster_rank();
+void cluster_sync(Site at);
+void named_barrier(int id, int threads, Site at);
+
+// The destination holds NaN from the issue on; the box is copied when nothing else can happen. A
+// mask of 0: into this block alone.
+void tma_load(void* smem, const TensorShape& map, Mbarrier* bar, int c0, int c1, int c2,
+              unsigned mask, Site at);
+
+// An address within the block's shared memory, as descriptors have it.
+uint64_t shared_address(const void* p);
+
+// The accumulators, `count` of each of a warpgroup's threads, hold NaN from the issue on. The work
+// is done when all its threads have come to a wait that demands it, and operands are read then.
+void wgmma(Half type, float* d, int count, uint64_t a, uint64_t b, bool accumulate, Site at);
+void wgmma_commit(Site at);
+void wgmma_wait(int groups_left, Site at);
+
+// Runs every cluster of a grid, one after another, and throws for what went wrong in one.
+void run_grid(dim3 grid, dim3 block, size_t smem, unsigned cluster, void (*thread)(const void*),
               const void* arguments, size_t argument_bytes);
 
 template <class Kernel, class... P>
@@ -134,9 +193,9 @@ struct Call {
 
 template <class... P>
 XGEMM_UNWATCHED void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
-                            P... arguments) {
+                            unsigned cluster, P... arguments) {
   const Call<void(P...), P...> call{kernel, {arguments...}};
-  run_grid(grid, block, smem, &Call<void(P...), P...>::run, &call, sizeof call);
+  run_grid(grid, block, smem, cluster, &Call<void(P...), P...>::run, &call, sizeof call);
 }
 
 }  // namespace xgemm::simt

@@ -30,7 +30,7 @@ struct Tracer : Recorder {
   // Operand and element of a global address; "" where it is none.
   TraceRow element(const Block& b, const char* p, TraceRow row) const {
     const View<const float> d{g.d.data, g.d.rs, g.d.cs, g.d.bs};
-    for (const Operand& o : b.operands) {
+    for (const Operand& o : *b.operands) {
       const int64_t offset = o.element(p);
       if (offset < 0) continue;
       row.operand = o.name[0];
@@ -57,6 +57,7 @@ struct Tracer : Recorder {
   }
 
   void block_ends(const Block& b) override {
+    std::vector<Event>& events = this->events[b.rank];
     const int64_t launch = static_cast<int64_t>(trace.launches.size());
     trace.launches.push_back({{b.grid.x, b.grid.y, b.grid.z}, {b.dims.x, b.dims.y, b.dims.z}, {}});
     for (size_t i = 0; i < b.arrays.size(); ++i)

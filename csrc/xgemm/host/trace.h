@@ -41,7 +41,7 @@ struct Event {
 
 struct Recorder {
   int64_t block = -1;  // of the grid; -1: each
-  std::vector<Event> events;  // of the block that runs
+  std::vector<Event> events[kMostBlocks];  // of the blocks that run, by rank in their cluster
 
   virtual ~Recorder() = default;
   bool wants(const Block& b) const { return block < 0 || block == b.linear; }
@@ -54,11 +54,12 @@ inline void record(Event e) {
   Recorder* to = running->recording;
   if (!to) [[likely]]
     return;
-  if (to->events.size() == kMostEvents)
+  std::vector<Event>& events = to->events[running->rank];
+  if (events.size() == kMostEvents)
     fail("a block with more than " + std::to_string(kMostEvents) + " events: trace a smaller k");
   e.thread = static_cast<uint16_t>(running->self);
-  e.phase = static_cast<uint32_t>(running->phase - running->first_phase);
-  to->events.push_back(e);
+  e.phase = running->passed;
+  events.push_back(e);
 }
 
 // The instructions that a recorder has met, numbered from 0 in the order of their first event.

@@ -94,6 +94,7 @@ struct Counter : Recorder {
   std::vector<uint32_t> executed;  // by thread and site, in this phase
 
   void block_ends(const Block& b) override {
+    std::vector<Event>& events = this->events[b.rank];
     std::vector<int> numbers(events.size());
     for (size_t e = 0; e < events.size(); ++e) numbers[e] = sites[events[e]];
     const size_t threads = b.threads, count = 1 + static_cast<size_t>(sites.size());
@@ -122,7 +123,7 @@ struct Counter : Recorder {
   // A read of the library's own constants.
   static bool is_constant(const Block& b, const Event& x) {
     if (x.what != What::global_load) return false;
-    return std::none_of(b.operands.begin(), b.operands.end(),
+    return std::none_of(b.operands->begin(), b.operands->end(),
                         [&](const Operand& o) { return o.element(x.p) >= 0; });
   }
 

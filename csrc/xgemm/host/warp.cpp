@@ -53,11 +53,12 @@ void join(Warp& w, uint32_t lanes) {
     if (lanes >> l & 1) std::copy(known, known + 32, w.known[l]);
 }
 
-// Arrives; true for the last one of those who meet, who need not wait.
-bool arrive(const char* function, uint32_t mask, uint64_t given, int source, bool orders, Site at) {
+// Arrives; true for the last one of those who meet, who need not wait and does the work, if any.
+bool arrive(const char* function, uint32_t mask, uint64_t given, int source, bool orders,
+            WarpWork* work, Site at) {
   const Quiet quiet;
   Machine& m = machine();
-  Block& b = m.block;
+  Block& b = *running;
   const unsigned lane = b.self % 32, first = b.self - lane;
   const unsigned there = std::min(32u, b.threads - first);      // lanes that the warp has
   Fiber& f = b.fibers[b.self];
@@ -74,26 +75,31 @@ bool arrive(const char* function, uint32_t mask, uint64_t given, int source, boo
     if (!(f.call.mask >> l & 1) || !(other.call.mask >> lane & 1)) continue;
     if (other.call.mask != f.call.mask)
       fail("different masks: " + call_of(b.self) + ", " + call_of(first + l));
-    if (other.at.line != at.line || std::strcmp(other.at.file, at.file) ||
-        std::strcmp(other.call.function, function))
+    if (!same(other.at, at) || std::strcmp(other.call.function, function))
       fail("divergent warp function: " + call_of(b.self) + ", " + call_of(first + l));
     if (l != lane) f.call.number = other.call.number;
     here |= 1u << l;
   }
   if (here == 1u << lane) f.call.number = m.meetings++;      // the first one
-  if (orders) warp_arrive(m.sanitizer, f.call.number);
+  if (orders) meeting_arrive(m.sanitizer, f.call.number);
   if (here != f.call.mask) return false;
   if (orders) join(b.warps[first / 32], here);
+  if (work) {
+    void* lanes[32];
+    for (unsigned l = 0; l < 32; ++l)
+      lanes[l] = reinterpret_cast<void*>(b.fibers[first + l].call.given);
+    work(lanes);
+  }
   conclude(b, first, here);
   return true;
 }
 
-Meeting meet(const char* function, uint32_t mask, uint64_t given, int source, bool orders,
-             Site at) {
-  if (!arrive(function, mask, given, source, orders, at)) to_scheduler();
+Meeting meet(const char* function, uint32_t mask, uint64_t given, int source, bool orders, Site at,
+             WarpWork* work = nullptr) {
+  if (!arrive(function, mask, given, source, orders, work, at)) to_scheduler();
   Machine& m = machine();
-  const WarpCall& call = m.block.fibers[m.block.self].call;
-  if (orders) warp_leave(m.sanitizer, call.number);
+  const WarpCall& call = running->fibers[running->self].call;
+  if (orders) meeting_leave(m.sanitizer, call.number);
   return call.result;
 }
 
@@ -124,6 +130,15 @@ Meeting shuffle(Shuffle how, unsigned mask, uint64_t value, int argument, int wi
 
 Meeting vote(const char* function, unsigned mask, bool value, Site at) {
   return meet(function, mask, value, -1, false, at);
+}
+
+void together(const char* function, WarpWork* work, void* given, Site at) {
+  if (running->self / 32 * 32 + 32 > running->threads) {
+    const Quiet quiet;
+    fail(std::string(function) + ": the warp of " + thread_name(running->self) + " at " +
+         place(at) + " has less than 32 lanes");
+  }
+  meet(function, 0xffffffffu, reinterpret_cast<uint64_t>(given), -1, false, at, work);
 }
 
 void warp_barrier(unsigned mask, Site at) {

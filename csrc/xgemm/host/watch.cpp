@@ -12,13 +12,6 @@ namespace {
 
 const char* verb(bool write) { return write ? "writes" : "reads"; }
 
-std::string array_byte(const char* p) {
-  const auto offset = static_cast<size_t>(p - running->arena);
-  for (const Array& a : running->arrays)
-    if (offset - a.offset < a.bytes) return std::to_string(offset - a.offset) + " of " + a.name;
-  return std::to_string(offset);
-}
-
 // `others`: the threads that were there first, one or more.
 [[noreturn]] void race(const char* p, bool write, const void* pc, bool other_write,
                        const std::string& others, const void* other_pc) {
@@ -27,6 +20,8 @@ std::string array_byte(const char* p) {
        " what " + others + (other_write ? " wrote" : " read") + " at " + place(other_pc) +
        " with no barrier between (byte " + array_byte(p) + ")");
 }
+
+std::string writer(const Cell& c) { return c.writer == kByTma ? "TMA" : thread_name(c.writer); }
 
 std::string readers(const Cell& c, uint32_t lanes) {
   if (c.read_warp == kMany || (lanes & (lanes - 1))) return "several threads";
@@ -63,6 +58,57 @@ void note_read(Cell& c, const void* pc) {
   c.read_syncs = w.syncs;
 }
 
+Timed& timed(const Block& b, const Cell& c) { return b.timed[&c - b.cells]; }
+
+// Whether the clocks put the last write, or all reads since, before what `agent` does now. `b` is
+// the block whose shared memory it is.
+bool knows_write(const Block& b, const Cell& c, unsigned agent) {
+  if (!b.clocks) return false;
+  const unsigned by = c.writer == kByTma ? Clocks::kTma : b.agent(c.writer);
+  return b.clocks->knows(agent, by, timed(b, c).write_time);
+}
+bool knows_reads(const Block& b, const Cell& c, unsigned agent) {
+  if (!b.clocks) return false;
+  const Timed& t = timed(b, c);
+  if (t.read_phase != b.phase) return true;
+  for (uint32_t warps = t.read_warps; warps; warps &= warps - 1) {
+    const unsigned reader = b.agent(32 * static_cast<unsigned>(__builtin_ctz(warps)));
+    if ((reader != agent || c.read_warp != kMany) && !b.clocks->knows(agent, reader, t.read_time))
+      return false;
+  }
+  return true;
+}
+
+void note_time_of_read(const Block& b, const Cell& c, uint32_t warps) {
+  Timed& t = timed(b, c);
+  if (t.read_phase != b.phase) {
+    t.read_phase = b.phase;
+    t.read_time = b.clocks->now;
+    t.read_warps = 0;
+  }
+  t.read_warps |= warps;
+}
+
+void note_time_of_write(const Block& b, const Cell& c) {
+  Timed& t = timed(b, c);
+  t.write_time = b.clocks->now;
+  t.read_phase = 0;
+}
+
+[[noreturn]] void overwritten(const Block& b, const char* p, const std::string& who,
+                              const void* pc) {
+  const Wgmma* reader = reader_of(b, p);
+  fail("overwritten: " + who + " at " + place(pc) + " writes what the wgmma at " +
+       (reader ? place(reader->at) : "an unknown place") + " reads and nobody has waited for");
+}
+
+[[noreturn]] void unfinished(const Cell& c, bool write, const void* pc) {
+  const bool tma = c.writer == kByTma;
+  fail("unfinished copy: " + thread_name(running->self) + " " + verb(write) + " at " + place(pc) +
+       " what " + (tma ? "TMA copies by the call at " : writer(c) + " copies by the cp.async at ") +
+       place(c.write_pc) + " and has not waited for");
+}
+
 void touch(Cell& c, const char* p, bool write, const void* pc) {
   const Block& b = *running;
   const unsigned warp = b.self / 32, lane = b.self % 32;
@@ -71,29 +117,31 @@ void touch(Cell& c, const char* p, bool write, const void* pc) {
     fail("out of bounds: " + thread_name(b.self) + " " + verb(write) +
          " shared memory outside every array at " + place(pc));
   if (c.write_phase == b.phase && c.writer != b.self &&
-      (c.writer / 32 != warp || !w.ordered(c.writer % 32, c.write_syncs, lane)))
-    race(p, write, pc, true, thread_name(c.writer), c.write_pc);
-  if (c.pending_phase >= b.first_phase)
-    fail("unfinished copy: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
-         " what " + thread_name(c.writer) + " copies by the cp.async at " + place(c.write_pc) +
-         " and has not waited for");
+      (c.writer / 32 != warp || !w.ordered(c.writer % 32, c.write_syncs, lane)) &&
+      !knows_write(b, c, b.agent(b.self)))
+    race(p, write, pc, true, writer(c), c.write_pc);
+  if (c.pending_phase >= b.first_phase) unfinished(c, write, pc);
   if (write) {
+    if (b.clocks && timed(b, c).wgmmas) overwritten(b, p, thread_name(b.self), pc);
     if (c.read_phase == b.phase) {
       const bool own = c.read_warp == warp;
       const uint32_t others = c.read_lanes & ~(own ? 1u << lane : 0);
-      if (!own || !all_ordered(w, others, c.read_syncs, lane))
+      if ((!own || !all_ordered(w, others, c.read_syncs, lane)) &&
+          !knows_reads(b, c, b.agent(b.self)))
         race(p, write, pc, false, readers(c, others), c.read_pc);
     }
     c.write_phase = b.phase;
     c.writer = static_cast<uint16_t>(b.self);
     c.write_syncs = w.syncs;
     c.write_pc = pc;
+    if (b.clocks) note_time_of_write(b, c);
     return;
   }
   if (c.write_phase < b.first_phase)
     fail("uninitialised: " + thread_name(b.self) +
          " reads shared memory that no thread has written, at " + place(pc));
   note_read(c, pc);
+  if (b.clocks) note_time_of_read(b, c, 1u << warp);
 }
 
 // The module's own constants and statics.
@@ -107,11 +155,23 @@ bool within(const char* p, const char* base, size_t bytes) {
   return static_cast<size_t>(p - base) < bytes;
 }
 
+// An access to the threads' stacks, where accumulators may be in flight.
+void note_stack(const char* p, bool write, const void* pc) {
+  Block& b = *running;
+  for (const Accumulators& a : b.fibers[b.self].accumulators) {
+    if (!within(p, reinterpret_cast<const char*>(a.d), a.count * sizeof(float))) continue;
+    const Quiet quiet;
+    fail("unfinished wgmma: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
+         " an accumulator of its wgmma at " + place(a.at) + " and has not waited for it");
+  }
+}
+
 inline void note(void* address, size_t bytes, bool write, const void* pc, bool vector = false) {
   if (!running || running->quiet) return;
   const char* p = static_cast<const char*>(address);
   const Block& b = *running;
-  if (within(p, b.stacks, b.stack_bytes) || within(p, b.arguments, b.argument_bytes)) return;
+  if (within(p, b.stacks, b.stack_bytes)) return note_stack(p, write, pc);
+  if (within(p, b.arguments, b.argument_bytes)) return;
   const Quiet quiet;
   if (vector) expect_aligned(p, bytes, pc);
   const bool shared = within(p, b.arena, kArena);
@@ -162,19 +222,21 @@ size_t Operand::slot(int64_t offset) const {
 
 void note_global(const char* p, size_t bytes, bool write, const void* pc) {
   Block& b = *running;
+  // Elements are counted in floats, whatever they are.
+  const char *const first = p - reinterpret_cast<uintptr_t>(p) % 4, *const end = p + bytes;
   const Operand* nearest = nullptr;
-  for (Operand& o : b.operands) {
+  for (Operand& o : *b.operands) {
     if (write && !o.writable) continue;
     bool all = true;
-    for (size_t i = 0; i < bytes && all; i += 4) all = o.element(p + i) >= 0;
+    for (const char* q = first; q < end && all; q += 4) all = o.element(q) >= 0;
     if (!all) {
       if (p >= o.base && (!nearest || o.base > nearest->base)) nearest = &o;
       continue;
     }
-    if (!write) return;
+    if (!write || bytes < 4) return;
     const uint32_t self = b.linear * b.threads + b.self + 1;
-    for (size_t i = 0; i < bytes; i += 4) {
-      uint32_t& owner = o.owner[o.slot(o.element(p + i))];
+    for (const char* q = first; q < end; q += 4) {
+      uint32_t& owner = o.owner[o.slot(o.element(q))];
       if (owner && owner != self)
         fail("race on global memory: " + thread_name(b.self) + " of block " +
              std::to_string(b.linear) + " stores at " + place(pc) + " an element of " + o.name +
@@ -190,6 +252,79 @@ void note_global(const char* p, size_t bytes, bool write, const void* pc) {
     where += ", " + std::to_string(p - nearest->base) + " bytes from the start of " + nearest->name;
   fail("out of bounds: " + thread_name(b.self) + " " + verb(write) + " global memory " + where +
        ", at " + place(pc));
+}
+
+std::string array_byte(const char* p) {
+  const auto offset = static_cast<size_t>(p - running->arena);
+  for (const Array& a : running->arrays)
+    if (offset - a.offset < a.bytes) return std::to_string(offset - a.offset) + " of " + a.name;
+  return std::to_string(offset);
+}
+
+void note_tma(Block& to, const char* p, size_t bytes, const void* pc) {
+  const Block& b = *running;
+  const unsigned self = b.agent(b.self), warp = b.self / 32;
+  const auto offset = static_cast<size_t>(p - to.arena);
+  for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) {
+    Cell& c = to.cells[i];
+    const bool own = &to == &b;
+    if (!c.inside)
+      fail("out of bounds: the TMA of " + thread_name(b.self) +
+           " writes shared memory outside every array at " + place(pc));
+    if (c.pending_phase >= to.first_phase) unfinished(c, true, pc);
+    if (timed(to, c).wgmmas) overwritten(to, to.arena + i * 4, "TMA", pc);
+    const char* const q = b.arena + i * 4;  // the same place of the running block
+    if (c.write_phase == to.phase && !(own && c.writer / 32 == warp) && !knows_write(to, c, self))
+      race(q, true, pc, true, writer(c), c.write_pc);
+    if (c.read_phase == to.phase && !(own && c.read_warp == warp) && !knows_reads(to, c, self))
+      race(q, true, pc, false, readers(c, c.read_lanes), c.read_pc);
+    c.write_phase = c.pending_phase = to.phase;
+    c.writer = kByTma;
+    c.write_pc = pc;
+    note_time_of_write(to, c);
+  }
+}
+
+void note_landed(Block& to, const char* p, size_t bytes) {
+  const auto offset = static_cast<size_t>(p - to.arena);
+  for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) {
+    Cell& c = to.cells[i];
+    c.pending_phase = 0;
+    c.write_phase = to.phase;
+    note_time_of_write(to, c);
+  }
+}
+
+void note_wgmma(const char* p, size_t bytes, const void* pc) {
+  const Block& b = *running;
+  const auto offset = static_cast<size_t>(p - b.arena);
+  for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) {
+    Cell& c = b.cells[i];
+    if (!c.inside)
+      fail("out of bounds: the wgmma of " + thread_name(b.self) +
+           " reads shared memory outside every array at " + place(pc));
+    if (c.write_phase == b.phase && c.writer / 32 != b.self / 32 &&
+        !knows_write(b, c, b.agent(b.self)))
+      race(p, false, pc, true, writer(c), c.write_pc);
+    if (c.pending_phase >= b.first_phase) unfinished(c, false, pc);
+    if (c.write_phase < b.first_phase)
+      fail("uninitialised: the wgmma of " + thread_name(b.self) +
+           " reads shared memory that no thread has written, at " + place(pc));
+    ++timed(b, c).wgmmas;
+  }
+}
+
+void note_wgmma_done(const char* p, size_t bytes, unsigned first_warp, const void* pc) {
+  const Block& b = *running;
+  const auto offset = static_cast<size_t>(p - b.arena);
+  for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) {
+    Cell& c = b.cells[i];
+    timed(b, c).wgmmas -= 4;
+    note_time_of_read(b, c, 0xfu << first_warp);
+    c.read_phase = b.phase;
+    c.read_warp = kMany;
+    c.read_pc = pc;
+  }
 }
 
 void note_shared(const char* p, size_t bytes, bool write, const void* pc) {

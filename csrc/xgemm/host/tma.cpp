@@ -1,0 +1,168 @@
+// TMA: boxes of a tensor into shared memory, landing as late as can be: when every thread waits.
+#include <numeric>
+
+#include "xgemm/host/machine.h"
+#include "xgemm/ptx_hopper.h"
+
+namespace xgemm::simt {
+namespace {
+
+constexpr uint32_t kElement = 2;  // bytes
+
+uint32_t row_bytes(const TensorShape& map) { return map.box[0] * kElement; }
+uint32_t rows(const TensorShape& map) { return map.box[1] * map.box[2]; }
+int64_t box_bytes(const TensorShape& map) { return int64_t{row_bytes(map)} * rows(map); }
+
+// Elements `first` to `last` of a box's row lie in the tensor, from `from` on; none: first == last.
+struct Inside {
+  int64_t first = 0, last = 0;
+  const char* from = nullptr;
+};
+Inside inside(const TensorShape& map, const int (&c)[3], uint32_t row) {
+  const int64_t c1 = c[1] + static_cast<int64_t>(row % map.box[1]);
+  const int64_t c2 = c[2] + static_cast<int64_t>(row / map.box[1]);
+  if (c1 < 0 || c2 < 0 || c1 >= static_cast<int64_t>(map.size[1]) ||
+      c2 >= static_cast<int64_t>(map.size[2]))
+    return {};
+  const int64_t first = std::max<int64_t>(0, -int64_t{c[0]});
+  const int64_t last =
+      std::min<int64_t>(map.box[0], static_cast<int64_t>(map.size[0]) - int64_t{c[0]});
+  if (first >= last) return {};
+  return {first, last,
+          static_cast<const char*>(map.data) + c2 * static_cast<int64_t>(map.stride[1]) +
+              c1 * static_cast<int64_t>(map.stride[0]) + (c[0] + first) * kElement};
+}
+
+// Where a byte of a box goes: 16-byte chunks trade places within 1024 or 512 bytes, by bits of the
+// address.
+size_t swizzled(size_t offset, uint32_t row) {
+  return row == 128 ? offset ^ (offset >> 3 & 0x70) : offset ^ (offset >> 3 & 0x30);
+}
+
+void land(const TmaCopy& copy) {
+  const uint32_t bytes = row_bytes(copy.map);
+  const auto at = static_cast<size_t>(copy.smem - copy.to->arena);
+  std::vector<char> line(bytes);
+  for (uint32_t r = 0; r < rows(copy.map); ++r) {
+    std::fill(line.begin(), line.end(), char{0});
+    if (const Inside in = inside(copy.map, copy.c, r); in.from)
+      std::memcpy(line.data() + in.first * kElement, in.from,
+                  static_cast<size_t>(in.last - in.first) * kElement);
+    for (size_t x = 0; x < bytes; x += 16)
+      std::memcpy(copy.to->arena + swizzled(at + size_t{r} * bytes + x, bytes), line.data() + x,
+                  16);
+  }
+  note_landed(*copy.to, copy.smem, static_cast<size_t>(box_bytes(copy.map)));
+  mbarrier_complete(*copy.to, copy.bar, box_bytes(copy.map));
+}
+
+bool awaited(const TmaCopy& copy) {
+  return std::any_of(copy.to->fibers.begin(), copy.to->fibers.end(), [&](const Fiber& f) {
+    return f.wait == Wait::mbarrier && f.mbarrier == copy.bar;
+  });
+}
+
+void issue(Block& to, const TensorShape& map, char* smem, const Mbarrier* bar, const int (&c)[3],
+           const Site& at, const void* pc) {
+  Block& b = *running;
+  const ptrdiff_t offset = to.arena - b.arena;
+  const auto* bar_there =
+      reinterpret_cast<const Mbarrier*>(reinterpret_cast<const char*>(bar) + offset);
+  if (to.finished == to.threads)
+    fail("out of bounds: the TMA of " + thread_name(b.self) + " at " + place(at) +
+         " writes to a block of the cluster that has exited");
+  mbarrier_of(to, bar_there, "a TMA", at);
+  const auto bytes = static_cast<size_t>(box_bytes(map));
+  if (static_cast<size_t>(smem - b.arena) + bytes > kArena)
+    fail("out of bounds: the TMA of " + thread_name(b.self) + " at " + place(at) +
+         " writes beyond shared memory");
+  note_tma(to, smem + offset, bytes, pc);
+  std::memset(smem + offset, 0xff, bytes);
+  machine().copies.push_back({map, {c[0], c[1], c[2]}, &to, smem + offset, bar_there, at});
+}
+
+}  // namespace
+
+void tma_load(void* smem, const TensorShape& map, Mbarrier* bar, int c0, int c1, int c2,
+              unsigned mask, Site at) {
+  const void* pc = __builtin_return_address(0);
+  const Quiet quiet;
+  const Hidden hidden;
+  Machine& m = machine();
+  Block& b = *running;
+  auto* to = static_cast<char*>(smem);
+  if (static_cast<size_t>(to - b.arena) >= kArena)
+    fail("out of bounds: the TMA of " + thread_name(b.self) + " at " + place(at) +
+         " does not write to its block's shared memory");
+  if ((to - b.arena) % 1024)
+    fail("misaligned: the TMA of " + thread_name(b.self) + " at " + place(at) +
+         " writes to a place that is " + std::to_string((to - b.arena) % 1024) +
+         " past a multiple of 1024");
+  if (mask >> m.cluster)
+    fail("out of bounds: the TMA of " + thread_name(b.self) + " at " + place(at) +
+         " writes to more blocks than the cluster's " + std::to_string(m.cluster));
+  const int c[3] = {c0, c1, c2};
+  for (uint32_t r = 0; r < rows(map); ++r)
+    if (const Inside in = inside(map, c, r); in.from)
+      note_global(in.from, static_cast<size_t>(in.last - in.first) * kElement, false, pc);
+  if (mask == 0) mask = 1u << b.rank;
+  for (unsigned rank = 0; rank < m.cluster; ++rank)
+    if (mask >> rank & 1) issue(*m.blocks[rank], map, to, bar, c, at, pc);
+}
+
+bool land_copies(Machine& m, Order how) {
+  std::vector<size_t> some;
+  for (size_t i = 0; i < m.copies.size(); ++i)
+    if (awaited(m.copies[i])) some.push_back(i);
+  if (some.empty()) return false;
+  if (how == Order::reverse) std::reverse(some.begin(), some.end());
+  if (how == Order::random) std::shuffle(some.begin(), some.end(), m.random);
+  some.resize(how == Order::random ? 1 + m.random() % some.size() : 1);
+  for (size_t i : some) land(m.copies[i]);
+  std::sort(some.rbegin(), some.rend());
+  for (size_t i : some) m.copies.erase(m.copies.begin() + static_cast<ptrdiff_t>(i));
+  return true;
+}
+
+void expect_nothing_on_its_way() {
+  const Machine& m = machine();
+  const Block& b = *running;
+  for (const TmaCopy& copy : m.copies)
+    if (copy.to == &b)
+      fail("unfinished copy: the block ends without a wait for its TMA at " + place(copy.at));
+  for (const MbarrierState& bar : b.mbarriers)
+    for (unsigned agent = 0; agent < bar.remote.size(); ++agent) {
+      bool known = bar.remote[agent] == 0;
+      for (unsigned t = 0; t < b.threads && !known; t += 32)
+        known = m.clocks.knows(b.agent(t), agent, bar.remote[agent]);
+      if (!known)
+        fail(
+            "mbarrier: the block ends with no barrier of the cluster after the arrival from "
+            "another block at " +
+            place(bar.site));
+    }
+}
+
+}  // namespace xgemm::simt
+
+namespace xgemm {
+inline namespace host {
+
+// What the driver's cuTensorMapEncodeTiled refuses.
+TensorMap make_tensor_map(const TensorShape& s) {
+  const auto expect = [](bool good, const char* what) {
+    if (!good) throw std::runtime_error(std::string("xgemm simt: a tensor map ") + what);
+  };
+  expect(reinterpret_cast<uintptr_t>(s.data) % 16 == 0, "of data that is not aligned to 16 bytes");
+  for (uint64_t size : s.size)
+    expect(size > 0 && size <= uint64_t{1} << 32, "with a size that is not in 1 to 2^32");
+  for (uint64_t stride : s.stride)
+    expect(stride % 16 == 0 && stride > 0 && stride < uint64_t{1} << 40,
+           "with a stride that is no multiple of 16 bytes below 2^40");
+  for (uint32_t box : s.box) expect(box > 0 && box <= 256, "with a box that is not 1 to 256 wide");
+  expect(s.box[0] == 32 || s.box[0] == 64, "with rows of a box that are not 64 or 128 bytes");
+  return s;
+}
+
+}  // namespace host
+}  // namespace xgemm
