@@ -103,21 +103,21 @@ constexpr uint16_t kMany = 0xffff, kByTma = 0xfffe;  // no threads
 // but none the other way.
 struct Timed {
   uint64_t write_time = 0, read_time = 0, read_phase = 0;
-  uint32_t read_warps = 0;   // of the block, since the last write
-  uint16_t wgmmas = 0;       // warps of them that are yet to read it
+  uint32_t read_warps = 0;  // of the block, since the last write
+  uint16_t wgmmas = 0;  // warps of them that are yet to read it
 };
 
 struct MbarrierState {
   const Mbarrier* at;
-  int count = 0, pending = 0;    // arrivals of a phase, and those that are yet to come
-  int64_t bytes = 0;             // yet to come by TMA
-  uint64_t phase = 0;            // how many have ended
-  unsigned init_agent = 0;       // who has made it, and when
+  int count = 0, pending = 0;  // arrivals of a phase, and those that are yet to come
+  int64_t bytes = 0;  // yet to come by TMA
+  uint64_t phase = 0;  // how many have ended
+  unsigned init_agent = 0;  // who has made it, and when
   uint64_t init_time = 0, init_phase = 0;
-  Clock coming, done;            // of those who have arrived in this phase, in those before
-  Clock remote;                  // of those who have arrived from other blocks
+  Clock coming, done;  // of those who have arrived in this phase, in those before
+  Clock remote;  // of those who have arrived from other blocks
   unsigned meeting = 0, last_meeting = 0;  // this phase's and the last one's number
-  Site site;                     // of the last arrival from another block
+  Site site;  // of the last arrival from another block
 };
 
 struct NamedBarrier {
@@ -126,11 +126,11 @@ struct NamedBarrier {
 };
 
 struct Warpgroup {
-  int here = 0;                             // threads in its wgmma_wait
-  std::vector<std::vector<float>> tiles;    // accumulators in flight, row by row; empty: done
+  int here = 0;  // threads in its wgmma_wait
+  std::vector<std::vector<float>> tiles;  // accumulators in flight, row by row; empty: done
 };
 
-struct Array {             // one XGEMM_SHARED of the block
+struct Array {  // one XGEMM_SHARED of the block
   const void* site;
   const char* name;
   size_t offset, bytes;
@@ -145,8 +145,8 @@ struct Operand {
   const char* name;
   const char* base;
   bool writable;
-  std::vector<Axis> axes;        // widest stride first
-  int64_t reach = 0;             // offset of the last element
+  std::vector<Axis> axes;  // widest stride first
+  int64_t reach = 0;  // offset of the last element
   bool solid =
       true;  // every offset up to reach is an element, or, for a sliding window, may be one
   // Of a writable one's elements, by slot: thread of the grid + 1 that stored it.
@@ -164,7 +164,7 @@ struct Block {
   dim3 grid, dims, index;
   unsigned threads = 0;
   unsigned linear = 0;  // the block's number in the grid ...
-  unsigned rank = 0;    // ... and in the cluster
+  unsigned rank = 0;  // ... and in the cluster
   unsigned self = 0;  // the thread that runs
   uint64_t phase = 0, first_phase = 0;
   uint32_t passed = 0;  // barriers

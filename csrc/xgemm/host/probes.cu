@@ -238,6 +238,7 @@ std::vector<Probe> all_probes() {
 std::vector<ProbeName> probes() {
   std::vector<ProbeName> names;
   for (const Probe& p : all_probes()) names.push_back({p.name, !p.right});
+  for (const ProbeName& p : product_probes()) names.push_back(p);
   return names;
 }
 
@@ -263,6 +264,7 @@ void probe(const std::string& name) {
         throw std::logic_error("the probe " + name + " is wrong");
     return;
   }
+  if (run_product_probe(name)) return;
   throw std::invalid_argument("xgemm simt: no probe named '" + name + "'");
 }
 

@@ -22,4 +22,8 @@ struct Probe {
 
 std::span<const Probe> warp_probes();  // probes_warp.cu
 
+// probes_hopper.cu; false where there is none of that name.
+std::vector<ProbeName> product_probes();
+bool run_product_probe(const std::string& name);
+
 }  // namespace xgemm::simt
