@@ -104,7 +104,8 @@ constexpr uint16_t kMany = 0xffff, kByTma = 0xfffe;  // no threads
 struct Timed {
   uint64_t write_time = 0, read_time = 0, read_phase = 0;
   uint32_t read_warps = 0;  // of the block, since the last write
-  uint16_t wgmmas = 0;  // warps of them that are yet to read it
+  uint16_t wgmmas = 0;  // warps of them that are yet to read it ...
+  uint64_t wgmma_block = 0;  // ... in the block whose first phase this is
 };
 
 struct MbarrierState {

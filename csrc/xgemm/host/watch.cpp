@@ -79,6 +79,11 @@ bool knows_reads(const Block& b, const Cell& c, unsigned agent) {
   return true;
 }
 
+bool read_by_wgmma(const Block& b, const Cell& c) {
+  const Timed& t = timed(b, c);
+  return t.wgmmas && t.wgmma_block == b.first_phase;
+}
+
 void note_time_of_read(const Block& b, const Cell& c, uint32_t warps) {
   Timed& t = timed(b, c);
   if (t.read_phase != b.phase) {
@@ -122,7 +127,7 @@ void touch(Cell& c, const char* p, bool write, const void* pc) {
     race(p, write, pc, true, writer(c), c.write_pc);
   if (c.pending_phase >= b.first_phase) unfinished(c, write, pc);
   if (write) {
-    if (b.clocks && timed(b, c).wgmmas) overwritten(b, p, thread_name(b.self), pc);
+    if (b.clocks && read_by_wgmma(b, c)) overwritten(b, p, thread_name(b.self), pc);
     if (c.read_phase == b.phase) {
       const bool own = c.read_warp == warp;
       const uint32_t others = c.read_lanes & ~(own ? 1u << lane : 0);
@@ -272,7 +277,7 @@ void note_tma(Block& to, const char* p, size_t bytes, const void* pc) {
       fail("out of bounds: the TMA of " + thread_name(b.self) +
            " writes shared memory outside every array at " + place(pc));
     if (c.pending_phase >= to.first_phase) unfinished(c, true, pc);
-    if (timed(to, c).wgmmas) overwritten(to, to.arena + i * 4, "TMA", pc);
+    if (read_by_wgmma(to, c)) overwritten(to, to.arena + i * 4, "TMA", pc);
     const char* const q = b.arena + i * 4;  // the same place of the running block
     if (c.write_phase == to.phase && !(own && c.writer / 32 == warp) && !knows_write(to, c, self))
       race(q, true, pc, true, writer(c), c.write_pc);
@@ -310,16 +315,19 @@ void note_wgmma(const char* p, size_t bytes, const void* pc) {
     if (c.write_phase < b.first_phase)
       fail("uninitialised: the wgmma of " + thread_name(b.self) +
            " reads shared memory that no thread has written, at " + place(pc));
-    ++timed(b, c).wgmmas;
+    Timed& t = timed(b, c);
+    t.wgmmas = static_cast<uint16_t>(read_by_wgmma(b, c) ? t.wgmmas + 1 : 1);
+    t.wgmma_block = b.first_phase;
   }
 }
 
 void note_wgmma_done(const char* p, size_t bytes, unsigned first_warp, const void* pc) {
+  constexpr uint16_t kWarps = 4;
   const Block& b = *running;
   const auto offset = static_cast<size_t>(p - b.arena);
   for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) {
     Cell& c = b.cells[i];
-    timed(b, c).wgmmas -= 4;
+    timed(b, c).wgmmas -= kWarps;
     note_time_of_read(b, c, 0xfu << first_warp);
     c.read_phase = b.phase;
     c.read_warp = kMany;
