@@ -20,6 +20,11 @@ __device__ __forceinline__ void store4(float* p, float4 v) {
   *reinterpret_cast<float4*>(p) = v;
 }
 
+__device__ __forceinline__ void store2(float* p, float x, float y) {
+  simt::expect_aligned(p, 8);
+  *reinterpret_cast<float2*>(p) = make_float2(x, y);
+}
+
 // How much of K a slice of BK holds that begins at k0.
 __device__ __forceinline__ int slice_depth(int64_t k, int64_t k0, int BK) {
   return k - k0 < BK ? static_cast<int>(k - k0) : BK;

@@ -12,6 +12,8 @@ namespace xgemm {
 
 constexpr int64_t kMaxGridX = 2147483647, kMaxGridZ = 65535;
 
+inline namespace XGEMM_FLAVOUR {
+
 // Tiles along grid.x (2^31 - 1 of them fit), problems of the batch along grid.z, in as many
 // launches as that takes. `smem`: dynamic shared memory of a block, in bytes.
 inline void launch_tiles(void (*kernel)(Gemm), const Gemm& g, const Tile& t, dim3 block,
@@ -43,4 +45,5 @@ void launch_tiles_by_major(Kernels kernels, const Gemm& g, const Tile& t, const 
   launch_tiles(kernel, g, t, dim3(t.threads()), context, smem);
 }
 
+}  // namespace XGEMM_FLAVOUR
 }  // namespace xgemm

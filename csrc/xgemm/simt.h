@@ -56,37 +56,80 @@ inline constexpr Flavour kFlavour = Flavour::host;
 namespace xgemm {
 
 // A launch's shape. `smem` is dynamic shared memory in bytes, beyond what XGEMM_SHARED declares;
-// `cluster` is a thread block cluster's (1: none).
+// `cluster` is a thread block cluster's (1: none). A `dependent` launch may begin when the one
+// before it in the stream says so: its kernel calls wait_for_launch_before().
 struct LaunchConfig {
   dim3 grid, block;
   size_t smem = 0;
   unsigned cluster = 1;
+  bool dependent = false;
 };
 
-// The only way to start a kernel, the same for both flavours.
+// The only way to start a kernel, the same for both flavours. What stages share and is not compiled
+// to the same code in both is kept apart by the flavour's name: both are linked into one library.
+inline namespace XGEMM_FLAVOUR {
+#ifdef __CUDACC__
+struct LaunchAttributes {
+  cudaLaunchAttribute all[2]{};
+  cudaLaunchConfig_t config{};
+  LaunchAttributes(const LaunchConfig& c, void* stream) {
+    config.gridDim = c.grid;
+    config.blockDim = c.block;
+    config.dynamicSmemBytes = c.smem;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = all;
+    if (c.cluster > 1) {
+      cudaLaunchAttribute& cluster = all[config.numAttrs++];
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim.x = c.cluster;
+      cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    }
+    if (c.dependent) {
+      cudaLaunchAttribute& dependent = all[config.numAttrs++];
+      dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      dependent.val.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+};
+
+inline void allow_shared_memory(const void* kernel, size_t bytes) {
+  if (bytes > 48 * 1024)
+    simt::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(bytes)),
+                "shared memory");
+}
+#endif
+
 template <class... P>
 void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& context, P... args) {
 #ifdef __CUDACC__
-  if (config.smem > 48 * 1024)
-    simt::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(config.smem)),
-                "shared memory");
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = config.cluster;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t c{};
-  c.gridDim = config.grid;
-  c.blockDim = config.block;
-  c.dynamicSmemBytes = config.smem;
-  c.stream = static_cast<cudaStream_t>(context.stream);
-  c.attrs = &cluster;
-  c.numAttrs = config.cluster > 1 ? 1 : 0;
-  simt::check(cudaLaunchKernelEx(&c, kernel, args...), "launch");
+  allow_shared_memory(reinterpret_cast<const void*>(kernel), config.smem);
+  LaunchAttributes attributes(config, context.stream);
+  simt::check(cudaLaunchKernelEx(&attributes.config, kernel, args...), "launch");
 #else
-  static_cast<void>(context);
   simt::launch(kernel, config.grid, config.block, config.smem, config.cluster, args...);
+  static_cast<void>(context);
 #endif
 }
+
+// How many clusters of such a launch run at a time on a GPU: not all of its multiprocessors need
+// have a partner. The first GPU's answer stands for those like it.
+template <auto kKernel>
+int clusters_at_a_time([[maybe_unused]] const LaunchConfig& config) {
+#ifdef __CUDACC__
+  static const int count = [&] {
+    allow_shared_memory(reinterpret_cast<const void*>(kKernel), config.smem);
+    LaunchAttributes attributes(config, nullptr);
+    int clusters = 0;
+    simt::check(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &attributes.config), "clusters");
+    return clusters;
+  }();
+  return count;
+#else
+  return 1;
+#endif
+}
+
+}  // namespace XGEMM_FLAVOUR
 
 }  // namespace xgemm

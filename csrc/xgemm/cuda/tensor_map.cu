@@ -1,0 +1,37 @@
+#include <cudaTypedefs.h>
+
+#include <string>
+
+#include "xgemm/tensor_map.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+// The driver's function is asked for by name: the library is not linked with libcuda, so that it
+// loads where there is none.
+TensorMap make_tensor_map(const TensorShape& s) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    simt::check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                 cudaEnableDefault, &found),
+                "cuTensorMapEncodeTiled");
+    if (found != cudaDriverEntryPointSuccess)
+      throw std::runtime_error("xgemm: the CUDA driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }();
+  TensorMap map;
+  const cuuint32_t every[3] = {1, 1, 1};
+  const bool narrow = s.box[0] == 32;
+  const CUresult status =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(s.data), s.size, s.stride,
+             s.box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS)
+    throw std::runtime_error("xgemm: cuTensorMapEncodeTiled: error " + std::to_string(status));
+  return map;
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

@@ -1,0 +1,107 @@
+// FP32 operands as sums of 16-bit parts for tensor cores: what is stored of a row, where it lies in
+// the workspace, and when two elements' rows may meet there. Pure; the kernel is in split_kernel.h.
+//
+// A row of A (a column of B) is scaled by a power of two so that its largest element lies in
+// [2^14, 2^15). t = x * 2^exponent is then split:
+//   fp16x3  t = hi + lo / 2048, fp16 each: 23 bits, if |t| >= 2^-13
+//   bf16x6  t = p0 + p1 + p2, bf16 each: all 24 bits, if |t| >= 2^-100
+#pragma once
+
+#include "xgemm/half.h"
+#include "xgemm/schedule.h"
+
+namespace xgemm {
+
+// How an FP32 product is made of products of 16-bit parts.
+struct Scheme {
+  Half type;
+  int parts;
+  float lo_scale;  // of the parts after the first: what they were multiplied by
+  float tiny, low;  // of |t|: see RowScale
+  int least_k;  // for fewer products the parts' rounding shows
+  int segment;  // of k, after which the sum of the corrections is added to an FP32 register
+};
+constexpr Scheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1p1f, 32, 8192};
+constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-100f, 0x1p-43f, 1, 1024};
+constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }
+
+// What is known of a row besides its parts.
+//
+// An element with 0 < |t| < tiny is stored with an error of up to 2^-36 (fp16x3), which is too much
+// for it, and matters where its product is no small part of a result. Then all the other products
+// of that result are small, too: in each, one factor at least is low. So where at most a share f of
+// A's row and g of B's column is low, and a share s and t of them tiny, the tiny ones cost a result
+// less than half a unit in the last place of |A||B| as long as f + 4 s + g + 4 t <= 1. That is what
+// `risk` holds, for every pair of a row and a column, and with no other row having a say.
+struct RowScale {
+  int16_t exponent;  // t = x * 2^exponent
+  int16_t top;  // floor(log2 |largest x|); kNotFinite where there is an infinity or a NaN
+  float risk;  // share of low elements + 4 * share of tiny ones; negative if there are tiny ones
+};
+constexpr int kNotFinite = 32000, kAllZero = -16000;
+
+// Whether parts give the product of this row of A and this column of B; otherwise it takes the
+// chain of FP32 operations: where that could overflow on its way, the chain itself must tell, and
+// where it is short it is more accurate. `depth` is depth_of(k).
+constexpr int kOverflow = 124;
+XGEMM_HD int depth_of(Scheme s, int64_t k) {
+  if (k < s.least_k) return 1 << 20;
+  int depth = 0;
+  while (depth < 63 && (int64_t{1} << depth) < k) ++depth;
+  return depth;
+}
+XGEMM_HD bool parts_suffice(const RowScale& a, const RowScale& b, int depth) {
+  if (a.top + b.top + depth >= kOverflow) return false;
+  return (a.risk >= 0.f && b.risk >= 0.f) || fabsf(a.risk) + fabsf(b.risk) <= 1.f;
+}
+
+constexpr int kSplitK = 32;  // of k, whose parts lie together: hi, lo, or p0, p1, p2
+
+// The parts of one operand: [row][k / 32][part][32], rows along k, matrix after matrix of the
+// batch. For B, rows are its columns.
+struct Parts {
+  void* data = nullptr;
+  RowScale* scales = nullptr;
+  int64_t rows = 0;  // of a matrix
+  int64_t matrices = 1;
+  int64_t blocks = 0;  // of k: at least one, the last filled up with zeros
+
+  // Matrix z of the batch begins at this row; a broadcast operand is stored once.
+  XGEMM_HD int64_t first_row(int64_t z) const { return matrices == 1 ? 0 : z * rows; }
+  XGEMM_HD int64_t row_bytes(int parts) const { return blocks * kSplitK * 2 * parts; }
+};
+
+// Where the parts of A and B lie in a workspace of `bytes`.
+struct SplitPlan {
+  Parts a, b;
+  void* scratch = nullptr;  // of the split kernel
+  size_t bytes = 0;
+};
+
+inline SplitPlan plan_split(const Gemm& g, int parts, void* workspace) {
+  SplitPlan plan;
+  const auto place = [&](size_t bytes) {
+    void* at = static_cast<char*>(workspace) + plan.bytes;
+    plan.bytes += (bytes + 1023) / 1024 * 1024;
+    return at;
+  };
+  const auto operand = [&](int64_t rows, int64_t stride) {
+    Parts p;
+    p.rows = rows;
+    p.matrices = stride == 0 ? 1 : g.batch;
+    p.blocks = g.k > kSplitK ? ceil_div(g.k, kSplitK) : 1;
+    const auto all = static_cast<size_t>(p.rows * p.matrices);
+    p.data = place(all * static_cast<size_t>(p.row_bytes(parts)));
+    p.scales = static_cast<RowScale*>(place(all * sizeof(RowScale)));
+    return p;
+  };
+  plan.a = operand(g.m, g.batch > 1 ? g.a.bs : 0);
+  plan.b = operand(g.n, g.batch > 1 ? g.b.bs : 0);
+  // The largest element and two counts for each row, from each of up to 8 blocks (split_kernel.h).
+  const int64_t rows = plan.a.rows * plan.a.matrices + plan.b.rows * plan.b.matrices +
+                       32 * (plan.a.matrices + plan.b.matrices);
+  plan.scratch = place(static_cast<size_t>(rows) * 8 * 3 * sizeof(uint32_t));
+  return plan;
+}
+
+}  // namespace xgemm

@@ -1,0 +1,397 @@
+// The split: both operands' parts and scales in one launch. Memory-bound: an element is read once
+// where a row fits into the registers or the shared memory of those who work on it.
+#pragma once
+
+#include "xgemm/launch.h"
+#include "xgemm/ptx_hopper.h"
+#include "xgemm/split.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+constexpr int kSplitThreads = 256;
+
+// One operand as the kernel sees it, rows along k.
+struct SplitJob {
+  View<const float> x;
+  int64_t k = 0;
+  Parts parts;
+  uint32_t* scratch = nullptr;
+  bool along_k = false;  // lanes walk k; otherwise rows
+  int64_t grid = 0;  // blocks
+};
+
+__device__ __forceinline__ uint32_t magnitude_bits(float x) {
+  return float_to_bits(x) & 0x7fffffffu;
+}
+
+// floor(log2 x) of a positive number by its bits, subnormal or not.
+__device__ __forceinline__ int floor_log2(uint32_t bits) {
+  if (bits >> 23) return static_cast<int>(bits >> 23) - 127;
+#ifdef __CUDACC__
+  return 31 - __clz(static_cast<int>(bits)) - 149;
+#else
+  return 31 - std::countl_zero(bits) - 149;
+#endif
+}
+
+// The scale of a row whose largest magnitude has these bits, risk left open.
+__device__ __forceinline__ RowScale scale_of(uint32_t largest) {
+  RowScale s{0, 0, 0.f};
+  if (largest >= 0x7f800000u) s.top = kNotFinite;
+  else if (largest == 0) s.top = kAllZero;
+  else {
+    const int top = floor_log2(largest);
+    s.top = static_cast<int16_t>(top);
+    s.exponent = static_cast<int16_t>(14 - top);
+  }
+  return s;
+}
+
+__device__ __forceinline__ float risk_of(int64_t low, int64_t tiny, int64_t k, const RowScale& s) {
+  if (s.top == kAllZero) return 0.f;
+  const float share = static_cast<float>(low + 4 * tiny) / static_cast<float>(k);
+  return tiny ? -share : share;
+}
+
+__device__ __forceinline__ int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+__device__ __forceinline__ uint32_t max_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+// One value of all kThreads threads that share a row; those of several warps meet in `warps`.
+template <int kThreads, class Combine>
+__device__ __forceinline__ uint32_t row_reduce(uint32_t x, uint32_t (&warps)[kSplitThreads / 32],
+                                               Combine combine) {
+  constexpr int kWarps = kThreads / 32;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
+  if constexpr (kThreads > 32) {
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    const int first = threadIdx.x / kThreads * kWarps;
+    x = warps[first];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) x = combine(x, warps[first + w]);
+  }
+  return x;
+}
+
+__device__ __forceinline__ void store_packed(char* p, const uint32_t (&x)[4]) {
+  float f[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) f[i] = bits_to_float(x[i]);
+  store4(reinterpret_cast<float*>(p), make_float4(f[0], f[1], f[2], f[3]));
+}
+
+// Counts of a row's elements, for its risk.
+struct Counts {
+  int low = 0, tiny = 0;
+};
+
+// Splits 8 neighbours along k and stores them; `block` is where the parts of their 32 lie.
+template <Scheme S>
+__device__ __forceinline__ void split8(float (&x)[8], const RowScale& scale, int valid, char* block,
+                                       int at, Counts& counts) {
+  // Two factors: the exponent of a row of subnormal numbers is up to 163.
+  const int first = scale.exponent < 127 ? scale.exponent : 127;
+  const float f0 = power_of_2(first), f1 = power_of_2(scale.exponent - first);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    x[e] = x[e] * f0 * f1;
+    const float size = fabsf(x[e]);
+    if (e < valid) counts.low += size < S.low, counts.tiny += size < S.tiny && x[e] != 0.f;
+  }
+#pragma unroll
+  for (int part = 0; part < S.parts; ++part) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+      packed[e / 2] = pack_half2<S.type>(x[e], x[e + 1]);
+      float y0, y1;
+      unpack_half2<S.type>(packed[e / 2], y0, y1);
+      x[e] = (x[e] - y0) * S.lo_scale;
+      x[e + 1] = (x[e + 1] - y1) * S.lo_scale;
+    }
+    store_packed(block + (part * kSplitK + at) * 2, packed);
+  }
+}
+
+// 8 neighbours along k from (row, k0); zeros beyond the operand.
+__device__ __forceinline__ void load8(float (&x)[8], const View<const float>& v, int64_t row,
+                                      int64_t k0, int64_t k, bool wide) {
+  if (wide && k0 + 8 <= k) {
+    load4(x, v.ptr(row, k0));
+    load4(x + 4, v.ptr(row, k0 + 4));
+  } else {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] = k0 + e < k ? *v.ptr(row, k0 + e) : 0.f;
+  }
+}
+
+// Lanes along k: kThreads of a block on each row, 8 * kItems elements a thread at a time. The first
+// chunk of a longer row stays in registers, the others are read twice.
+template <Scheme S, int kThreads, int kItems>
+__device__ void split_along_k(const SplitJob& job, int64_t group) {
+  constexpr int kChunk = kThreads * 8 * kItems, kRows = kSplitThreads / kThreads;
+  XGEMM_SHARED(across, uint32_t[3][kSplitThreads / 32]);
+  const int lane = threadIdx.x % kThreads;
+  const int64_t row = group * kRows + threadIdx.x / kThreads;
+  const bool mine = row < job.parts.rows * job.parts.matrices;
+  const int64_t z = mine ? row / job.parts.rows : 0, i = mine ? row % job.parts.rows : 0;
+  View<const float> v = job.x;
+  v.data += z * v.bs;
+  const bool wide = v.wide();
+  const int64_t chunks = ceil_div(job.parts.blocks * kSplitK, kChunk);
+  float x[kItems][8];
+  const auto load = [&](int64_t chunk) {
+#pragma unroll
+    for (int e = 0; e < kItems; ++e)
+      load8(x[e], v, i, chunk * kChunk + (e * kThreads + lane) * 8, mine ? job.k : 0, wide);
+  };
+  uint32_t largest = 0;
+  for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
+    load(chunk);
+#pragma unroll
+    for (int e = 0; e < kItems; ++e)
+#pragma unroll
+      for (int w = 0; w < 8; ++w) largest = max_of(largest, magnitude_bits(x[e][w]));
+  }
+  largest =
+      row_reduce<kThreads>(largest, across[0], [](uint32_t a, uint32_t b) { return max_of(a, b); });
+  RowScale scale = scale_of(largest);
+  Counts counts;
+  char* const parts = static_cast<char*>(job.parts.data) + row * job.parts.row_bytes(S.parts);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    if (chunk) load(chunk);
+#pragma unroll
+    for (int e = 0; e < kItems; ++e) {
+      const int64_t k0 = chunk * kChunk + (e * kThreads + lane) * 8;
+      if (!mine || k0 >= job.parts.blocks * kSplitK) continue;
+      const int valid = static_cast<int>(k0 + 8 <= job.k ? 8 : k0 < job.k ? job.k - k0 : 0);
+      split8<S>(x[e], scale, valid, parts + k0 / kSplitK * (kSplitK * 2 * S.parts), k0 % kSplitK,
+                counts);
+    }
+  }
+  const auto add = [](uint32_t a, uint32_t b) { return a + b; };
+  const uint32_t low = row_reduce<kThreads>(static_cast<uint32_t>(counts.low), across[1], add);
+  const uint32_t tiny = row_reduce<kThreads>(static_cast<uint32_t>(counts.tiny), across[2], add);
+  if (mine && lane == 0) {
+    scale.risk = risk_of(low, tiny, job.k, scale);
+    job.parts.scales[row] = scale;
+  }
+}
+
+// Lanes along rows: strips of kStrip rows, each shared out along k among the blocks of a cluster,
+// and transposed in shared memory. As above, what does not fit there is read twice.
+constexpr int kStripFloats = 512 * 33;
+
+template <Scheme S, int kStrip, int kCluster>
+__device__ void split_along_rows(const SplitJob& job, int64_t block) {
+  constexpr int kWarps = kSplitThreads / 32, kDepth = kStripFloats / (kStrip + 1) / 32 * 32;
+  constexpr int kLoaders = kStrip / 4;  // threads side by side along a strip, 4 rows each
+  constexpr int kGroups = kStrip / 8;  // warps side by side along a strip, 8 rows each
+  XGEMM_SHARED_DYNAMIC(tile, float[kDepth][kStrip + 1]);
+  XGEMM_SHARED(warps, uint32_t[2 * kWarps][kStrip]);
+  XGEMM_SHARED(scales, RowScale[kStrip]);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
+  const int64_t strip = block / kCluster, strips = ceil_div(job.parts.rows, kStrip);
+  const int rank = static_cast<int>(block % kCluster);
+  const int64_t z = strip / strips, row0 = strip % strips * kStrip;
+  View<const float> v = job.x;
+  v.data += z * v.bs;
+  const bool wide = v.transposed().wide() && row0 + kStrip <= job.parts.rows;
+  const int64_t share = ceil_div(job.parts.blocks, kCluster) * kSplitK, first = rank * share;
+  const int64_t all = job.parts.blocks * kSplitK;
+  const int64_t depth = first >= all ? 0 : all - first < share ? all - first : share;
+  const int64_t chunks = ceil_div(depth, kDepth);
+  const auto depth_at = [&](int64_t chunk) {
+    const int64_t left = depth - chunk * kDepth;
+    return static_cast<int>(left < kDepth ? left : kDepth);
+  };
+
+  // gmem -> smem; the largest magnitudes of the 4 rows that a thread loads.
+  const int load_row = thread % kLoaders * 4, load_k = thread / kLoaders;
+  uint32_t largest[4] = {};
+  const auto keep = [&](int k, const float (&x)[4]) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      largest[w] = max_of(largest[w], magnitude_bits(x[w]));
+      tile[k][load_row + w] = x[w];
+    }
+  };
+  const auto load = [&](int64_t chunk) {
+    constexpr int kStep = kSplitThreads / kLoaders;
+    const int64_t k0 = first + chunk * kDepth;
+    const int here = depth_at(chunk), real = static_cast<int>(min_of(here, job.k - k0));
+    int k = load_k;
+    if (wide) {
+      const float* p = v.ptr(row0 + load_row, k0 + k);
+#pragma unroll 8
+      for (; k < real; k += kStep, p += kStep * v.cs) {
+        float x[4];
+        load4(x, p);
+        keep(k, x);
+      }
+    }
+#pragma unroll 1
+    for (; k < here; k += kStep) {
+      float x[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w)
+        x[w] =
+            row0 + load_row + w < job.parts.rows && k < real ? v(row0 + load_row + w, k0 + k) : 0.f;
+      keep(k, x);
+    }
+  };
+  for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) load(chunk);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+#pragma unroll
+    for (int step = kLoaders; step < 32; step *= 2)
+      largest[w] = max_of(largest[w], __shfl_xor_sync(0xffffffffu, largest[w], step));
+    if (lane < kLoaders) warps[warp][load_row + w] = largest[w];
+  }
+  __syncthreads();
+
+  // What each block found of a row, for all blocks of the cluster.
+  uint32_t* const shared = job.scratch + strip * (kCluster * 3 * kStrip);
+  const auto slot = [&](int what, int block_rank) {
+    return shared + (what * kCluster + block_rank) * kStrip + thread;
+  };
+  uint32_t most = 0;
+  if (thread < kStrip)
+    for (int w = 0; w < kWarps; ++w) most = max_of(most, warps[w][thread]);
+  if constexpr (kCluster > 1) {
+    if (thread < kStrip) *slot(0, rank) = most;
+    cluster_sync();
+    if (thread < kStrip)
+      for (int r = 0; r < kCluster; ++r) most = max_of(most, *slot(0, r));
+  }
+  if (thread < kStrip) scales[thread] = scale_of(most);
+  __syncthreads();
+
+  // smem -> gmem: a warp has 8 rows, a lane 8 neighbours along k of one.
+  const int row = warp % kGroups * 8 + lane / 4, at = lane % 4 * 8;
+  const RowScale scale = scales[row];
+  const bool mine = row0 + row < job.parts.rows;
+  char* const parts = static_cast<char*>(job.parts.data) +
+                      (z * job.parts.rows + (mine ? row0 + row : 0)) * job.parts.row_bytes(S.parts);
+  Counts counts;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    if (chunk) {
+      __syncthreads();
+      load(chunk);
+      __syncthreads();
+    }
+    const int64_t k0 = first + chunk * kDepth;
+    for (int k = warp / kGroups * kSplitK; k < depth_at(chunk); k += kWarps / kGroups * kSplitK) {
+      float x[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = tile[k + at + e][row];
+      const int64_t left = job.k - (k0 + k + at);
+      const int valid = left >= 8 ? 8 : left > 0 ? static_cast<int>(left) : 0;
+      if (mine)
+        split8<S>(x, scale, valid, parts + (k0 + k) / kSplitK * (kSplitK * 2 * S.parts), at,
+                  counts);
+    }
+  }
+
+  // The counts of a row: over 4 lanes, the warps that share it, and the blocks of the cluster.
+  uint32_t count[2] = {static_cast<uint32_t>(counts.low), static_cast<uint32_t>(counts.tiny)};
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    count[c] += __shfl_xor_sync(0xffffffffu, count[c], 1);
+    count[c] += __shfl_xor_sync(0xffffffffu, count[c], 2);
+    if (lane % 4 == 0) warps[warp / kGroups * 2 + c][row] = count[c];
+  }
+  __syncthreads();
+  if (thread < kStrip) {
+    count[0] = count[1] = 0;
+    for (int w = 0; w < kWarps / kGroups; ++w)
+      count[0] += warps[2 * w][thread], count[1] += warps[2 * w + 1][thread];
+  }
+  if constexpr (kCluster > 1) {
+    if (thread < kStrip) *slot(1, rank) = count[0], *slot(2, rank) = count[1];
+    cluster_sync();
+    if (thread < kStrip && rank == 0) {
+      count[0] = count[1] = 0;
+      for (int r = 0; r < kCluster; ++r) count[0] += *slot(1, r), count[1] += *slot(2, r);
+    }
+  }
+  if (thread < kStrip && rank == 0 && row0 + thread < job.parts.rows) {
+    RowScale s = scales[thread];
+    s.risk = risk_of(count[0], count[1], job.k, s);
+    job.parts.scales[z * job.parts.rows + row0 + thread] = s;
+  }
+}
+
+// How operands are shared out. A row along k: kThreads on it, kItems times 8 elements each, so that
+// it fits into their registers where it can. kStrip, kCluster: strips, where an operand comes in
+// them (0: none does).
+struct SplitShape {
+  int threads, items, strip, cluster;
+};
+
+template <Half kType, int kThreads, int kItems, int kStrip, int kCluster>
+__global__ void __launch_bounds__(kSplitThreads, kStrip == 8            ? 2
+                                                 : kStrip || kItems > 2 ? 3
+                                                                        : 4)
+    split_kernel(const SplitJob a, const SplitJob b) {
+  constexpr Scheme S = scheme_of(kType);
+  wait_for_launch_before();
+  let_next_launch_begin();
+  const bool first = blockIdx.x < a.grid;
+  const SplitJob job = first ? a : b;
+  const int64_t block = first ? blockIdx.x : blockIdx.x - a.grid;
+  if constexpr (kStrip > 0) {
+    if (!job.along_k) return split_along_rows<S, kStrip, kCluster>(job, block);
+  }
+  split_along_k<S, kThreads, kItems>(job, block);
+}
+
+// Enqueues the split of A and B. kCluster: blocks that share a strip of a deep operand, 1 where
+// there are no clusters (below sm_90).
+template <Scheme S, int kCluster>
+void split(const Gemm& g, const SplitPlan& plan, const Context& context) {
+  const bool a_along_k = along_k(g.a, g.m, g.k), b_along_k = along_k(g.b.transposed(), g.n, g.k);
+  void (*kernel)(SplitJob, SplitJob) = nullptr;
+  SplitShape shape{};
+  const auto take = [&]<int kThreads, int kItems, int kStrip, int kBlocks>() {
+    if (a_along_k && b_along_k) {
+      kernel = split_kernel<S.type, kThreads, kItems, 0, 1>;
+      shape = {kThreads, kItems, 0, 1};
+    } else {
+      kernel = split_kernel<S.type, kThreads, kItems, kStrip, kBlocks>;
+      shape = {kThreads, kItems, kStrip, kBlocks};
+    }
+  };
+  // Narrow strips where a block can take all of k: there are enough of them, and none has to wait
+  // for others.
+  if (g.k <= 512) take.template operator()<32, 2, 8, 1>();
+  else if (g.k <= 1024) take.template operator()<128, 1, 8, 1>();
+  else if (g.k <= 2048 && kCluster > 1) take.template operator()<128, 2, 8, 1>();
+  else if (g.k <= 4096) take.template operator()<kSplitThreads, 2, 32, kCluster>();
+  else take.template operator()<kSplitThreads, 4, 32, kCluster>();
+
+  const auto job = [&](const View<const float>& rows, const Parts& parts, bool rows_along_k) {
+    SplitJob j{.x = rows, .k = g.k, .parts = parts};
+    j.along_k = rows_along_k;
+    j.grid = rows_along_k ? ceil_div(parts.rows * parts.matrices, kSplitThreads / shape.threads)
+                          : ceil_div(parts.rows, shape.strip) * parts.matrices * shape.cluster;
+    j.grid = ceil_div(j.grid, shape.cluster) * shape.cluster;
+    return j;
+  };
+  SplitJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
+  a.scratch = static_cast<uint32_t*>(plan.scratch);
+  b.scratch = a.scratch + (plan.a.rows + 32) * plan.a.matrices * (8 * 3);
+  if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to split");
+  launch(kernel,
+         {.grid = dim3(static_cast<unsigned>(a.grid + b.grid)),
+          .block = dim3(kSplitThreads),
+          .smem = shape.strip ? sizeof(float) * kStripFloats : 0,
+          .cluster = static_cast<unsigned>(shape.cluster),
+          .dependent = true},
+         context, a, b);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

@@ -1,0 +1,43 @@
+// The same from bf16 tensor cores: three parts hold all of a float's bits and nearly all of its
+// range; six products. arch: sm_90a
+#include <iterator>
+
+#include "xgemm/wgmma_gemm.h"
+
+namespace xgemm::XGEMM_FLAVOUR::wgmma_bf16x6 {
+
+constexpr Tile kTiles[] = {
+    wgmma_tile(kBf16x6, 128, 2, 4, 108.f),
+    wgmma_tile(kBf16x6, 128, 1, 4, 105.f),
+    wgmma_tile(kBf16x6, 64, 1, 6, 95.f),
+};
+constexpr int kCluster = 8;  // of the split
+
+size_t workspace(const Gemm& g, const Context&) {
+  return plan_split(g, kBf16x6.parts, nullptr).bytes;
+}
+
+void run(const Gemm& g, const Context& context) {
+  const SplitPlan plan = plan_split(g, kBf16x6.parts, context.workspace);
+  split<kBf16x6, kCluster>(g, plan, context);
+  constexpr void (*kernels[])(const Gemm&, const SplitPlan&, const Context&) = {
+      launch_wgmma<kBf16x6, kTiles[0]>, launch_wgmma<kBf16x6, kTiles[1]>,
+      launch_wgmma<kBf16x6, kTiles[2]>};
+  static_assert(std::size(kernels) == std::size(kTiles));
+  kernels[context.row](g, plan, context);
+}
+
+static const Register stage(
+    kFlavour, {.name = "wgmma_bf16x6",
+               .rung = 23,
+               .idea = "operands in three bf16 parts, six tensor-core products: the range of FP32",
+               .source = "beyond the seeds",
+               .tiles = {std::begin(kTiles), std::end(kTiles)},
+               .min_sm = 90,
+               .max_sm = 90,
+               .strict = false,
+               .refuse = too_many_rows,
+               .workspace = workspace,
+               .run = run});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::wgmma_bf16x6

@@ -1,0 +1,251 @@
+// The tensor-core main loop of sm_90a for operands in parts: TMA fills a ring of slices, warpgroups
+// multiply them.
+//
+// Three sums for each element of D, in registers:
+//   P  products of the first parts over one slice: the tensor core truncates what it adds, so P is
+//      kept short, and then added, rounded to nearest, to
+//   C  the sum so far
+//   Q  all the other products, smaller by 2^8 and more, whose truncation errors are as small;
+//      added to C at the end of a segment of K.
+// The products of Q run while P is added to C, so that the tensor cores never wait.
+#pragma once
+
+#include "xgemm/split_kernel.h"
+#include "xgemm/unscale.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+// Threads of a warpgroup; math warpgroups have 64 rows of D each, the last one fetches.
+constexpr int kWarpgroup = 128;
+
+// A tile of BM x 128, a stage of the ring being 32 deep.
+constexpr Tile wgmma_tile(Scheme s, int BM, int cluster, int buffers, float rate = 0.f) {
+  return {.BM = BM,
+          .BN = 128,
+          .BK = kSplitK,
+          .WM = 16,
+          .WN = 128,
+          .TM = 2,
+          .TN = 32,
+          .width = 4,
+          .buffers = buffers,
+          .a_rows = BM,
+          .element_bytes = 2 * s.parts,
+          .producers = kWarpgroup,
+          .cluster = cluster,
+          .group = 16 / cluster,
+          .rate = rate};
+}
+
+struct WgmmaJob {
+  Gemm g;
+  TensorMap a, b;
+  Parts a_parts, b_parts;
+};
+
+// Bytes of a row of a stage that lie together: fp16's hi and lo in one row of 128, bf16's parts one
+// after another in rows of 64.
+constexpr int row_of(Scheme s) { return s.parts == 2 ? 128 : 64; }
+
+template <Scheme S, Tile T>
+struct WgmmaRing {
+  char a[T.buffers][T.BM * kSplitK * 2 * S.parts];
+  char b[T.buffers][T.BN * kSplitK * 2 * S.parts];
+  Mbarrier full[T.buffers], empty[T.buffers];
+};
+
+// gmem -> a stage of the ring, signalled at its `full`: a box for the parts that lie together. In a
+// cluster each block fetches its share of B's rows for all.
+template <Scheme S, Tile T>
+__device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const WgmmaJob& job, int stage,
+                                      int row, int column, int k, int rank) {
+  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.parts, kShare = T.BN / T.cluster;
+#pragma unroll
+  for (int box = 0; box < kBoxes; ++box) {
+    const int depth = k * kBoxes + box;
+    tma_load(ring.a[stage] + box * (T.BM * kRow), job.a, &ring.full[stage], 0, row, depth);
+    char* const b = ring.b[stage] + box * (T.BN * kRow) + rank * (kShare * kRow);
+    if constexpr (T.cluster > 1)
+      tma_load_multicast(b, job.b, &ring.full[stage], 0, column + rank * kShare, depth,
+                         (1u << T.cluster) - 1);
+    else tma_load(b, job.b, &ring.full[stage], 0, column, depth);
+  }
+}
+
+// The products of one slice for 64 rows of D, in two groups: main = those of the first parts, rest
+// += the others, smallest first. a and b are descriptors of the first parts.
+template <Scheme S, Tile T>
+__device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], uint64_t a,
+                                         uint64_t b, bool accumulate) {
+  constexpr bool kTogether = row_of(S) == 128;
+  constexpr uint64_t kNextA = (kTogether ? kSplitK * 2 : T.BM * kSplitK * 2) >> 4;
+  constexpr uint64_t kNextB = (kTogether ? kSplitK * 2 : T.BN * kSplitK * 2) >> 4;
+  wgmma_fence();
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    wgmma<S.type>(main, a + half * kDescriptorK16, b + half * kDescriptorK16, half > 0);
+  wgmma_commit();
+#pragma unroll
+  for (int order = S.parts - 1; order > 0; --order)
+#pragma unroll
+    for (int part = 0; part <= order; ++part)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        wgmma<S.type>(rest, a + part * kNextA + half * kDescriptorK16,
+                      b + (order - part) * kNextB + half * kDescriptorK16,
+                      accumulate || order < S.parts - 1 || part > 0 || half > 0);
+  wgmma_commit();
+}
+
+// The epilogue of one tile: `group` has 64 rows of it.
+template <Scheme S, Tile T>
+__device__ __forceinline__ void store_tile(const WgmmaJob& job, int64_t z, const Origin& o,
+                                           int group, const float (&sum)[64]) {
+  const Gemm g = job.g.at(z);
+  const int lane = threadIdx.x % 32;
+  const PartsEpilogue<S, T.BN / 8> epilogue(
+      g, job.a_parts.scales + job.a_parts.first_row(z),
+      job.b_parts.scales + job.b_parts.first_row(z),
+      o.i + group * 64 + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4, o.j + lane % 4 * 2);
+  epilogue.store(sum);
+}
+
+// Which stage of the ring is next, and the parity of its phase.
+template <int kBuffers>
+struct RingPlace {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kBuffers) stage = 0, parity ^= 1;
+  }
+};
+
+template <Half kType, int BM, int kCluster, int kBuffers>
+__global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
+    wgmma_kernel(const __grid_constant__ WgmmaJob job) {
+  constexpr Scheme S = scheme_of(kType);
+  constexpr Tile T = wgmma_tile(S, BM, kCluster, kBuffers);
+  constexpr int kMath = BM / 64, kRow = row_of(S);
+  constexpr int kPartA = T.BM * kSplitK * 2, kPartB = T.BN * kSplitK * 2;  // bytes
+  XGEMM_SHARED_DYNAMIC(ring, WgmmaRing<S, T>);
+  const int group = threadIdx.x / kWarpgroup;
+  const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kBuffers; ++s) {
+      mbarrier_init(&ring.full[s], 1);
+      mbarrier_init(&ring.empty[s], kMath * kCluster);
+    }
+    fence_barrier_init();
+  }
+  if constexpr (kCluster > 1) cluster_sync();
+  else __syncthreads();
+  wait_for_launch_before();
+  let_next_launch_begin();
+
+  // A cluster's tiles lie below each other and share their slices of B.
+  const int64_t tiles = tile_count(job.g, T.BM * kCluster, T.BN), all = tiles * job.g.batch;
+  const auto origin = [&](int64_t tile) {
+    Origin o =
+        raster(static_cast<uint32_t>(tile), job.g.m, job.g.n, T.BM * kCluster, T.BN, T.group);
+    o.i += rank * T.BM;
+    return o;
+  };
+  const int blocks = static_cast<int>(job.a_parts.blocks);
+  RingPlace<kBuffers> at;
+  if (group == kMath) {
+    if constexpr (kMath > 1) registers_down<40>();
+    if (threadIdx.x == kMath * kWarpgroup) {
+      for (int64_t t = blockIdx.x / kCluster; t < all; t += gridDim.x / kCluster) {
+        const int64_t z = t / tiles;
+        const Origin o = origin(t % tiles);
+        const int row = static_cast<int>(job.a_parts.first_row(z) + o.i);
+        const int column = static_cast<int>(job.b_parts.first_row(z) + o.j);
+        for (int k = 0; k < blocks; ++k, at.advance()) {
+          mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
+          mbarrier_expect(&ring.full[at.stage], (kPartA + kPartB) * S.parts);
+          fetch<S, T>(ring, job, at.stage, row, column, k, rank);
+        }
+      }
+    }
+  } else {
+    if constexpr (kMath > 1) registers_up<232>();
+    float sum[64], main[64], rest[64];
+    const auto release = [&](int stage) {
+      const unsigned thread = threadIdx.x % kWarpgroup;
+      if constexpr (kCluster > 1) {
+        if (thread < kCluster) mbarrier_arrive_at(&ring.empty[stage], thread);
+      } else if (thread == 0) {
+        mbarrier_arrive(&ring.empty[stage]);
+      }
+    };
+    for (int64_t t = blockIdx.x / kCluster; t < all; t += gridDim.x / kCluster) {
+#pragma unroll
+      for (int e = 0; e < 64; ++e) sum[e] = 0.f;
+      for (int first = 0; first < blocks; first += S.segment / kSplitK) {
+        const int last =
+            first + S.segment / kSplitK < blocks ? first + S.segment / kSplitK : blocks;
+#pragma unroll 1
+        for (int k = first; k < last; ++k) {
+          mbarrier_wait(&ring.full[at.stage], at.parity);
+          const uint64_t a = wgmma_descriptor<kRow>(ring.a[at.stage] + group * (64 * kRow));
+          const uint64_t b = wgmma_descriptor<kRow>(ring.b[at.stage]);
+          multiply<S, T>(main, rest, a, b, k > first);
+          wgmma_wait<1>();
+          wgmma_settled(main);
+#pragma unroll
+          for (int e = 0; e < 64; ++e) sum[e] += main[e];
+          // The products of the slice before have all been made; those of this one have not.
+          if (k > first) release(at.stage ? at.stage - 1 : kBuffers - 1);
+          at.advance();
+        }
+        wgmma_wait<0>();
+        wgmma_settled(rest);
+        release(at.stage ? at.stage - 1 : kBuffers - 1);
+#pragma unroll
+        for (int e = 0; e < 64; ++e) sum[e] = fmaf(rest[e], 1.f / S.lo_scale, sum[e]);
+      }
+      store_tile<S, T>(job, t / tiles, origin(t % tiles), group, sum);
+    }
+  }
+  // A block's shared memory is to outlive what the other of the cluster sends there.
+  if constexpr (kCluster > 1) cluster_sync();
+}
+
+template <Scheme S, Tile T>
+void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context) {
+  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.parts;
+  const auto map = [&](const Parts& p, int box) {
+    return make_tensor_map({.data = p.data,
+                            .size = {kRow / 2, static_cast<uint64_t>(p.rows * p.matrices),
+                                     static_cast<uint64_t>(p.blocks * kBoxes)},
+                            .stride = {static_cast<uint64_t>(p.row_bytes(S.parts)), kRow},
+                            .box = {kRow / 2, static_cast<uint32_t>(box), 1}});
+  };
+  const WgmmaJob job{.g = g,
+                     .a = map(plan.a, T.BM),
+                     .b = map(plan.b, T.BN / T.cluster),
+                     .a_parts = plan.a,
+                     .b_parts = plan.b};
+  const int64_t tiles = tile_count(g, T.BM * T.cluster, T.BN) * g.batch;
+  LaunchConfig config{.grid = dim3(static_cast<unsigned>(T.cluster)),
+                      .block = dim3(static_cast<unsigned>(T.threads() + kWarpgroup)),
+                      .smem = sizeof(WgmmaRing<S, T>),
+                      .cluster = static_cast<unsigned>(T.cluster),
+                      .dependent = true};
+  void (*const kernel)(WgmmaJob) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>;
+  int64_t room = context.device.sm_count;
+  if constexpr (T.cluster > 1)
+    room = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config);
+  config.grid.x *= static_cast<unsigned>(std::min(tiles, room));
+  launch(kernel, config, context, job);
+}
+
+// Coordinates of TMA are 32-bit numbers.
+inline const char* too_many_rows(const Gemm& g) {
+  const int64_t most = INT32_MAX - 1024;
+  return g.m * g.batch > most || g.n * g.batch > most ? "has over 2^31 rows or columns in all"
+                                                      : nullptr;
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm
