@@ -37,6 +37,15 @@ __device__ __forceinline__ void load4(float* registers, Smem from) {
 #endif
 }
 
+// *p = the larger of *p and x, among all threads of a grid.
+__device__ __forceinline__ void atomic_max(uint32_t* p, uint32_t x) {
+#ifdef __CUDACC__
+  atomicMax(p, x);
+#else
+  simt::atomic_max(p, x);
+#endif
+}
+
 // gmem -> smem past the registers (sm_80): kBytes of 4, 8 or 16, both ends aligned to it.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(Smem smem, const float* gmem) {

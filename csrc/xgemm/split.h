@@ -7,6 +7,8 @@
 //   bf16x6  t = p0 + p1 + p2, bf16 each: all 24 bits, if |t| >= 2^-100
 #pragma once
 
+#include <bit>
+
 #include "xgemm/half.h"
 #include "xgemm/schedule.h"
 
@@ -55,6 +57,20 @@ XGEMM_HD bool parts_suffice(const RowScale& a, const RowScale& b, int depth) {
   return (a.risk >= 0.f && b.risk >= 0.f) || fabsf(a.risk) + fabsf(b.risk) <= 1.f;
 }
 
+// What the split finds of all rows together, for a choice of scheme: the largest risks of A and B
+// as bits (those below 1/16 are not told), and whether there are tiny elements.
+struct Verdict {
+  uint32_t risk[2], tiny;
+};
+XGEMM_HD bool risky(float risk) { return fabsf(risk) >= 0.0625f; }
+
+// Whether some pair of a row and a column may be beyond fp16x3.
+XGEMM_HD bool is_wide(const Verdict& v) {
+  constexpr float kUntold = 0.0625f;
+  const float a = std::bit_cast<float>(v.risk[0]), b = std::bit_cast<float>(v.risk[1]);
+  return v.tiny && (a > kUntold ? a : kUntold) + (b > kUntold ? b : kUntold) > 1.f;
+}
+
 constexpr int kSplitK = 32;  // of k, whose parts lie together: hi, lo, or p0, p1, p2
 
 // The parts of one operand: [row][k / 32][part][32], rows along k, matrix after matrix of the
@@ -75,9 +91,11 @@ struct Parts {
 struct SplitPlan {
   Parts a, b;
   void* scratch = nullptr;  // of the split kernel
+  Verdict* verdict = nullptr;
   size_t bytes = 0;
 };
 
+// With room for so many parts of an element.
 inline SplitPlan plan_split(const Gemm& g, int parts, void* workspace) {
   SplitPlan plan;
   const auto place = [&](size_t bytes) {
@@ -100,6 +118,7 @@ inline SplitPlan plan_split(const Gemm& g, int parts, void* workspace) {
   // The largest element and two counts for each row, from each of up to 8 blocks (split_kernel.h).
   const int64_t rows = plan.a.rows * plan.a.matrices + plan.b.rows * plan.b.matrices +
                        32 * (plan.a.matrices + plan.b.matrices);
+  plan.verdict = static_cast<Verdict*>(place(sizeof(Verdict)));
   plan.scratch = place(static_cast<size_t>(rows) * 8 * 3 * sizeof(uint32_t));
   return plan;
 }

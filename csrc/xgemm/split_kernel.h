@@ -17,6 +17,8 @@ struct SplitJob {
   int64_t k = 0;
   Parts parts;
   uint32_t* scratch = nullptr;
+  Verdict* verdict = nullptr;
+  int operand = 0;  // of the verdict's risks
   bool along_k = false;  // lanes walk k; otherwise rows
   int64_t grid = 0;  // blocks
 };
@@ -80,6 +82,16 @@ __device__ __forceinline__ void store_packed(char* p, const uint32_t (&x)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) f[i] = bits_to_float(x[i]);
   store4(reinterpret_cast<float*>(p), make_float4(f[0], f[1], f[2], f[3]));
+}
+
+// Keeps what is known of a row, and tells the verdict, if it is asked for.
+__device__ __forceinline__ void keep_scale(const SplitJob& job, int64_t row, RowScale s,
+                                           uint32_t low, uint32_t tiny) {
+  s.risk = risk_of(low, tiny, job.k, s);
+  job.parts.scales[row] = s;
+  if (!job.verdict) return;
+  if (risky(s.risk)) atomic_max(&job.verdict->risk[job.operand], float_to_bits(fabsf(s.risk)));
+  if (s.risk < 0.f) atomic_max(&job.verdict->tiny, 1);
 }
 
 // Counts of a row's elements, for its risk.
@@ -157,7 +169,7 @@ __device__ void split_along_k(const SplitJob& job, int64_t group) {
   }
   largest =
       row_reduce<kThreads>(largest, across[0], [](uint32_t a, uint32_t b) { return max_of(a, b); });
-  RowScale scale = scale_of(largest);
+  const RowScale scale = scale_of(largest);
   Counts counts;
   char* const parts = static_cast<char*>(job.parts.data) + row * job.parts.row_bytes(S.parts);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -174,10 +186,7 @@ __device__ void split_along_k(const SplitJob& job, int64_t group) {
   const auto add = [](uint32_t a, uint32_t b) { return a + b; };
   const uint32_t low = row_reduce<kThreads>(static_cast<uint32_t>(counts.low), across[1], add);
   const uint32_t tiny = row_reduce<kThreads>(static_cast<uint32_t>(counts.tiny), across[2], add);
-  if (mine && lane == 0) {
-    scale.risk = risk_of(low, tiny, job.k, scale);
-    job.parts.scales[row] = scale;
-  }
+  if (mine && lane == 0) keep_scale(job, row, scale, low, tiny);
 }
 
 // Lanes along rows: strips of kStrip rows, each shared out along k among the blocks of a cluster,
@@ -317,11 +326,8 @@ __device__ void split_along_rows(const SplitJob& job, int64_t block) {
       for (int r = 0; r < kCluster; ++r) count[0] += *slot(1, r), count[1] += *slot(2, r);
     }
   }
-  if (thread < kStrip && rank == 0 && row0 + thread < job.parts.rows) {
-    RowScale s = scales[thread];
-    s.risk = risk_of(count[0], count[1], job.k, s);
-    job.parts.scales[z * job.parts.rows + row0 + thread] = s;
-  }
+  if (thread < kStrip && rank == 0 && row0 + thread < job.parts.rows)
+    keep_scale(job, z * job.parts.rows + row0 + thread, scales[thread], count[0], count[1]);
 }
 
 // How operands are shared out. A row along k: kThreads on it, kItems times 8 elements each, so that
@@ -331,14 +337,18 @@ struct SplitShape {
   int threads, items, strip, cluster;
 };
 
+// Blocks on an SM that leave a thread the registers for all loads it has under way.
+constexpr int split_blocks(int strip, int items) {
+  return strip == 8 || (strip && items > 2) ? 2 : strip || items > 2 ? 3 : 4;
+}
+
 template <Half kType, int kThreads, int kItems, int kStrip, int kCluster>
-__global__ void __launch_bounds__(kSplitThreads, kStrip == 8            ? 2
-                                                 : kStrip || kItems > 2 ? 3
-                                                                        : 4)
-    split_kernel(const SplitJob a, const SplitJob b) {
+__global__ void __launch_bounds__(kSplitThreads, split_blocks(kStrip, kItems))
+    split_kernel(const SplitJob a, const SplitJob b, const Verdict* asked) {
   constexpr Scheme S = scheme_of(kType);
   wait_for_launch_before();
   let_next_launch_begin();
+  if (asked && !is_wide(*asked)) return;
   const bool first = blockIdx.x < a.grid;
   const SplitJob job = first ? a : b;
   const int64_t block = first ? blockIdx.x : blockIdx.x - a.grid;
@@ -348,12 +358,14 @@ __global__ void __launch_bounds__(kSplitThreads, kStrip == 8            ? 2
   split_along_k<S, kThreads, kItems>(job, block);
 }
 
-// Enqueues the split of A and B. kCluster: blocks that share a strip of a deep operand, 1 where
-// there are no clusters (below sm_90).
+// Enqueues the split of A and B. It tells the verdict `tells`, cleared before, or happens only if
+// the verdict `asks` is wide. kCluster: blocks that share a strip of a deep operand, 1 where there
+// are no clusters (below sm_90).
 template <Scheme S, int kCluster>
-void split(const Gemm& g, const SplitPlan& plan, const Context& context) {
+void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict* tells = nullptr,
+           const Verdict* asks = nullptr) {
   const bool a_along_k = along_k(g.a, g.m, g.k), b_along_k = along_k(g.b.transposed(), g.n, g.k);
-  void (*kernel)(SplitJob, SplitJob) = nullptr;
+  void (*kernel)(SplitJob, SplitJob, const Verdict*) = nullptr;
   SplitShape shape{};
   const auto take = [&]<int kThreads, int kItems, int kStrip, int kBlocks>() {
     if (a_along_k && b_along_k) {
@@ -373,7 +385,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context) {
   else take.template operator()<kSplitThreads, 4, 32, kCluster>();
 
   const auto job = [&](const View<const float>& rows, const Parts& parts, bool rows_along_k) {
-    SplitJob j{.x = rows, .k = g.k, .parts = parts};
+    SplitJob j{.x = rows, .k = g.k, .parts = parts, .verdict = tells};
     j.along_k = rows_along_k;
     j.grid = rows_along_k ? ceil_div(parts.rows * parts.matrices, kSplitThreads / shape.threads)
                           : ceil_div(parts.rows, shape.strip) * parts.matrices * shape.cluster;
@@ -381,6 +393,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context) {
     return j;
   };
   SplitJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
+  b.operand = 1;
   a.scratch = static_cast<uint32_t*>(plan.scratch);
   b.scratch = a.scratch + (plan.a.rows + 32) * plan.a.matrices * (8 * 3);
   if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to split");
@@ -390,7 +403,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context) {
           .smem = shape.strip ? sizeof(float) * kStripFloats : 0,
           .cluster = static_cast<unsigned>(shape.cluster),
           .dependent = true},
-         context, a, b);
+         context, a, b, asks);
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -45,7 +45,10 @@ struct PartsEpilogue {
           all &= store_pair(i + 8 * h, j + 8 * p, acc[4 * p + 2 * h], acc[4 * p + 2 * h + 1]);
     if (all) return;
 #pragma unroll 1
-    for (int e = 0; e < 4 * kPairs; ++e) store_anew(i + e / 2 % 2 * 8, j + e / 4 * 8 + e % 2);
+    for (int h = 0; h < 2; ++h)
+#pragma unroll 1
+      for (int p = 0; p < kPairs; p += kAnew / 2)
+        if (i + 8 * h < g.m) store_anew(i + 8 * h, j + 8 * p);
   }
 
  private:
@@ -108,12 +111,32 @@ struct PartsEpilogue {
     return all;
   }
 
+  // What store_pair left out of kAnew columns of a row, by FP32 chains side by side.
+  static constexpr int kAnew = kPairs < 8 ? kPairs : 8;
   __device__ __forceinline__ void store_anew(int64_t r, int64_t c) const {
-    if (r >= g.m || c >= g.n || parts_suffice(rows[r], columns[c], depth)) return;
-    float acc = 0.f;
-#pragma unroll 1
-    for (int64_t k = 0; k < g.k; ++k) acc = fmaf(g.a(r, k), g.b(k, c), acc);
-    g.store(r, c, acc);
+    const RowScale row = rows[r];
+    const float* b[kAnew];
+    bool missing[kAnew], any = false;
+#pragma unroll
+    for (int e = 0; e < kAnew; ++e) {
+      const int64_t column = c + e / 2 * 8 + e % 2;
+      const bool exists = column < g.n;
+      missing[e] = exists && !parts_suffice(row, columns[column], depth);
+      any |= missing[e];
+      b[e] = g.b.ptr(0, exists ? column : 0);
+    }
+    if (!any) return;
+    float acc[kAnew] = {};
+    const float* a = g.a.ptr(r, 0);
+#pragma unroll 4
+    for (int64_t k = 0; k < g.k; ++k) {
+      const float x = a[k * g.a.cs];
+#pragma unroll
+      for (int e = 0; e < kAnew; ++e) acc[e] = fmaf(x, b[e][k * g.b.rs], acc[e]);
+    }
+#pragma unroll
+    for (int e = 0; e < kAnew; ++e)
+      if (missing[e]) g.store(r, c + e / 2 * 8 + e % 2, acc[e]);
   }
 };
 

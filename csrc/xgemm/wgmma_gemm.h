@@ -38,10 +38,15 @@ constexpr Tile wgmma_tile(Scheme s, int BM, int cluster, int buffers, float rate
           .rate = rate};
 }
 
+// Whether a product is made, by the verdict of its split.
+enum class When : int { always, narrow, wide };
+
 struct WgmmaJob {
   Gemm g;
   TensorMap a, b;
   Parts a_parts, b_parts;
+  When when = When::always;
+  const Verdict* verdict = nullptr;
 };
 
 // Bytes of a row of a stage that lie together: fp16's hi and lo in one row of 128, bf16's parts one
@@ -141,6 +146,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   else __syncthreads();
   wait_for_launch_before();
   let_next_launch_begin();
+  if (job.when != When::always && is_wide(*job.verdict) != (job.when == When::wide)) return;
 
   // A cluster's tiles lie below each other and share their slices of B.
   const int64_t tiles = tile_count(job.g, T.BM * kCluster, T.BN), all = tiles * job.g.batch;
@@ -212,7 +218,8 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
 }
 
 template <Scheme S, Tile T>
-void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context) {
+void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
+                  When when = When::always) {
   constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.parts;
   const auto map = [&](const Parts& p, int box) {
     return make_tensor_map({.data = p.data,
@@ -225,7 +232,9 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context) 
                      .a = map(plan.a, T.BM),
                      .b = map(plan.b, T.BN / T.cluster),
                      .a_parts = plan.a,
-                     .b_parts = plan.b};
+                     .b_parts = plan.b,
+                     .when = when,
+                     .verdict = plan.verdict};
   const int64_t tiles = tile_count(g, T.BM * T.cluster, T.BN) * g.batch;
   LaunchConfig config{.grid = dim3(static_cast<unsigned>(T.cluster)),
                       .block = dim3(static_cast<unsigned>(T.threads() + kWarpgroup)),

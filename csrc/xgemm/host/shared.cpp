@@ -1,5 +1,7 @@
 // Shared memory: a block's arrays, each between zones of no-man's-land, and cp.async, which fills
 // them as late as its waits allow.
+#include <algorithm>
+
 #include "xgemm/host/machine.h"
 
 namespace xgemm::simt {
@@ -112,6 +114,14 @@ void copy_wait(int groups_left, Site at) {
     f.groups.erase(f.groups.begin());
   }
   record({.what = What::copy_wait, .bytes = bytes, .at = at});
+}
+
+// Threads take turns: what no other can come between need not be more than this.
+void atomic_max(uint32_t* p, uint32_t x) {
+  const void* pc = __builtin_return_address(0);
+  const Quiet quiet;
+  note_global(reinterpret_cast<const char*>(p), sizeof *p, false, pc);
+  *p = std::max(*p, x);
 }
 
 }  // namespace xgemm::simt

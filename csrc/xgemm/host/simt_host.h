@@ -144,6 +144,9 @@ void copy_commit(Site at);
 // Until at most so many of the thread's youngest groups are unfinished.
 void copy_wait(int groups_left, Site at);
 
+// On global memory.
+void atomic_max(uint32_t* p, uint32_t x);
+
 // 16-bit floating point numbers.
 uint16_t to_half(Half type, float value);
 float from_half(Half type, uint16_t x);

@@ -1,6 +1,8 @@
 // FP32 accuracy from fp16 tensor cores: each operand in two parts, three products by wgmma, fed by
-// TMA.
+// TMA. Operands that two parts cannot hold go to three bf16 parts, without asking the host.
+
 // arch: sm_90a
+
 #include <iterator>
 
 #include "xgemm/wgmma_gemm.h"
@@ -8,24 +10,51 @@
 namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3 {
 
 constexpr Tile kTiles[] = {
-    wgmma_tile(kFp16x3, 128, 2, 7, 210.f),
+    wgmma_tile(kFp16x3, 128, 2, 7, 205.f),
     wgmma_tile(kFp16x3, 128, 1, 7, 205.f),
-    wgmma_tile(kFp16x3, 64, 1, 8, 185.f),
+    wgmma_tile(kFp16x3, 64, 1, 8, 165.f),
 };
+constexpr Tile kWide = wgmma_tile(kBf16x6, 128, 1, 4, 115.f);
 constexpr int kCluster = 8;  // of the split
 
-size_t workspace(const Gemm& g, const Context&) {
-  return plan_split(g, kFp16x3.parts, nullptr).bytes;
+// From this many multiply-adds on, two more launches, mostly idle, are no price for what they can
+// save: below, elements that two parts cannot hold are computed as the strict stages do, in the
+// epilogue.
+constexpr double kDecides = 0x1p33;
+
+bool decides(const Gemm& g) {
+  return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k) *
+             static_cast<double>(g.batch) >=
+         kDecides;
+}
+
+SplitPlan plan_for(const Gemm& g, void* workspace) {
+  return plan_split(g, decides(g) ? kBf16x6.parts : kFp16x3.parts, workspace);
+}
+
+size_t workspace(const Gemm& g, const Context&) { return plan_for(g, nullptr).bytes; }
+
+__global__ void __launch_bounds__(32) clear(Verdict* verdict) {
+  wait_for_launch_before();
+  let_next_launch_begin();
+  if (threadIdx.x == 0) *verdict = Verdict{};
 }
 
 void run(const Gemm& g, const Context& context) {
-  const SplitPlan plan = plan_split(g, kFp16x3.parts, context.workspace);
-  split<kFp16x3, kCluster>(g, plan, context);
-  constexpr void (*kernels[])(const Gemm&, const SplitPlan&, const Context&) = {
+  constexpr void (*kernels[])(const Gemm&, const SplitPlan&, const Context&, When) = {
       launch_wgmma<kFp16x3, kTiles[0]>, launch_wgmma<kFp16x3, kTiles[1]>,
       launch_wgmma<kFp16x3, kTiles[2]>};
   static_assert(std::size(kernels) == std::size(kTiles));
-  kernels[context.row](g, plan, context);
+  const SplitPlan plan = plan_for(g, context.workspace);
+  if (!decides(g)) {
+    split<kFp16x3, kCluster>(g, plan, context);
+    return kernels[context.row](g, plan, context, When::always);
+  }
+  launch(clear, {.grid = dim3(1), .block = dim3(32), .dependent = true}, context, plan.verdict);
+  split<kFp16x3, kCluster>(g, plan, context, plan.verdict);
+  kernels[context.row](g, plan, context, When::narrow);
+  split<kBf16x6, kCluster>(g, plan, context, nullptr, plan.verdict);
+  launch_wgmma<kBf16x6, kWide>(g, plan, context, When::wide);
 }
 
 static const Register stage(

@@ -1,5 +1,8 @@
 // The same from bf16 tensor cores: three parts hold all of a float's bits and nearly all of its
-// range; six products. arch: sm_90a
+// range; six products.
+
+// arch: sm_90a
+
 #include <iterator>
 
 #include "xgemm/wgmma_gemm.h"
@@ -20,11 +23,11 @@ size_t workspace(const Gemm& g, const Context&) {
 void run(const Gemm& g, const Context& context) {
   const SplitPlan plan = plan_split(g, kBf16x6.parts, context.workspace);
   split<kBf16x6, kCluster>(g, plan, context);
-  constexpr void (*kernels[])(const Gemm&, const SplitPlan&, const Context&) = {
+  constexpr void (*kernels[])(const Gemm&, const SplitPlan&, const Context&, When) = {
       launch_wgmma<kBf16x6, kTiles[0]>, launch_wgmma<kBf16x6, kTiles[1]>,
       launch_wgmma<kBf16x6, kTiles[2]>};
   static_assert(std::size(kernels) == std::size(kTiles));
-  kernels[context.row](g, plan, context);
+  kernels[context.row](g, plan, context, When::always);
 }
 
 static const Register stage(
