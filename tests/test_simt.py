@@ -16,7 +16,10 @@ from xgemm_torch import _C, simt
 STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
 PROBES = sorted((STAGE_FILES.parent / "host").glob("probes*.cu"))
 PLACE = r"[\w.]+\.(cu|h):\d+"
-CAUGHT = "race on shared memory|uninitialised|unfinished copy"
+CAUGHT = (
+    "race on shared memory|uninitialised|unfinished (copy|wgmma)|overwritten|deadlock|mbarrier"
+    "|divergent wgmma"
+)
 
 # What a planted fault's report must say. Every one names a file and a line.
 FAULTS = {
@@ -56,11 +59,51 @@ FAULTS = {
     "syncwarp_between_warps": "race on shared memory|uninitialised",
     "syncwarp_of_halves": "race on shared memory|uninitialised",
     "store_before_the_warp_has_read": "race on shared memory",
+    "mbarrier_without_init": "mbarrier: a wait of .* where no mbarrier has been initialised",
+    "mbarrier_init_unseen": "mbarrier: a wait .*(with no barrier after|no mbarrier has been init)",
+    "missing_full_wait": "race on .* what TMA wrote|uninitialised|unfinished copy: .* TMA copies",
+    "missing_empty_wait": "mbarrier: .* arrives at .* has had all its 1 arrivals|overwritten|race",
+    "missing_expect": r"deadlock: .* parity 0 of an mbarrier \(phase 0 misses 1 of 1 arrivals",
+    "too_few_bytes": "unfinished copy: .* what TMA copies by the call|race on .* TMA wrote",
+    "too_many_bytes": "deadlock: .* misses 0 of 1 arrivals and 16 bytes",
+    "wrong_parity": "deadlock: 128 of 160 threads wait for parity 0 of an mbarrier",
+    "too_many_arrivals": "mbarrier|overwritten|deadlock: .* of an mbarrier",
+    "too_few_arrivals": r"deadlock: .* \(phase 0 misses 1 of 2 arrivals and 0 bytes\)",
+    "missing_wgmma_wait": f"unfinished wgmma: .* reads at .* an accumulator of its .* at {PLACE}",
+    "missing_wgmma_commit": "unfinished wgmma: .* reads at .* an accumulator",
+    "early_release": "overwritten: TMA at .* the wgmma at .*reads|race on .* several threads read",
+    "wgmma_left_behind": "overwritten: TMA at .* writes what the wgmma at .* reads",
+    "misaligned_box": "misaligned: the TMA .* is 128 past a multiple of 1024",
+    "box_out_of_bounds": "out of bounds: the TMA of .* outside every array",
+    "wrong_stride": r"wrong numbers: D\(0, 8\) is ",
+    "wrong_step": r"wrong numbers: D\(0, 0\) is ",
+    "divergent_wgmma_wait": "divergent wgmma: .* which waits at .* have given different",
+    "missing_first_cluster_sync": "mbarrier: .* with no barrier after|no mbarrier initialised",
+    "missing_last_cluster_sync": "mbarrier: .*(the block ends with no|a block .* has exited)",
+    "cluster_missing_empty_wait": "mbarrier: .* arrives|overwritten|race on",
+    "cluster_early_release": "overwritten|race on shared memory: .* several threads read",
+    "short_mask": "deadlock: .* and 8192 bytes.*of block . of the cluster",
+    "block_not_there": "out of bounds: the TMA of .* more blocks than the cluster's 2",
+    "missing_named_barrier": "race on shared memory",
+    "misaligned_ldmatrix": "misaligned: .* moves 16 bytes at an address that is 4 past",
+    "mma_of_31_lanes": "deadlock: .* wait in ldmatrix at .* lane 3 has exited",
 }
 
 
 # Kernels without a fault.
-RIGHT = ["none", "zero_fill", "pipeline", "warp_exchange", "warp_copy", "warp_functions"]
+RIGHT = [
+    "none",
+    "zero_fill",
+    "pipeline",
+    "warp_exchange",
+    "warp_copy",
+    "warp_functions",
+    "tma_product",
+    "tma_product_narrow",
+    "tma_product_cluster",
+    "tma_dot_product",
+    "warp_product",
+]
 
 # What makes a line a site of each kind.
 CALLS = {
@@ -68,6 +111,13 @@ CALLS = {
     "warp barrier": "__syncwarp(",
     "commit": "cp_async_commit(",
     "wait": "cp_async_wait<",
+    "named barrier": "named_barrier(",
+    "cluster barrier": "cluster_sync(",
+    "mbarrier expect": "mbarrier_expect(",
+    "mbarrier arrival": "mbarrier_arrive",
+    "mbarrier wait": "mbarrier_wait(",
+    "wgmma commit": "wgmma_commit(",
+    "wgmma wait": "wgmma_wait<",
 }
 
 
@@ -98,10 +148,32 @@ def sites_of_probe(function: str) -> dict[str, str]:
     raise ValueError(f"no probe has a function {function}")
 
 
+FUNCTIONS = {
+    "pipeline": "run_pipeline",
+    "tma_product": "product",
+    "tma_product_narrow": "product",
+    "tma_product_cluster": "product",
+    "tma_dot_product": "dot_product",
+}
+
+
+def comes_to(probe: str, site: str) -> bool:
+    """Whether a right probe comes to a site: not to those that only a fault or a cluster has."""
+    if not probe.startswith("tma_product"):
+        return True
+    file, number = site.split(":")
+    line = (PROBES[0].parent / file).read_text().splitlines()[int(number) - 1]
+    if re.search(r"if \([^!]*\bis\(Fault", line):
+        return False
+    cluster = probe.endswith("cluster")
+    return cluster if "cluster_sync(" in line else not cluster or "__syncthreads(" not in line
+
+
 RIGHT_SITES = [
     (probe, site)
     for probe in RIGHT
-    for site in sites_of_probe({"pipeline": "run_pipeline"}.get(probe, probe))
+    for site in sites_of_probe(FUNCTIONS.get(probe, probe))
+    if comes_to(probe, site)
 ]
 
 

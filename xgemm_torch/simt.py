@@ -59,8 +59,22 @@ def configure(
         _set(settings)
 
 
-SITES = ("barrier", "warp barrier", "commit", "wait")
-"""Kinds of `sites`: __syncthreads, __syncwarp, and the two that order cp.async."""
+SITES = (
+    "barrier",
+    "warp barrier",
+    "commit",
+    "wait",
+    "named barrier",
+    "cluster barrier",
+    "mbarrier expect",
+    "mbarrier arrival",
+    "mbarrier wait",
+    "wgmma commit",
+    "wgmma wait",
+)
+"""Kinds of `sites`: __syncthreads, __syncwarp, the two that order cp.async, bar.sync, the barrier
+of a cluster, what is done with mbarriers, and the two that order wgmma. An expect is an arrival,
+too, and is left out with it."""
 
 
 def sites(kind: str | None = None) -> list[str]:
@@ -75,6 +89,32 @@ def sites(kind: str | None = None) -> list[str]:
     if kind is not None and kind not in SITES:
         raise ValueError(f"simt: no sites of kind '{kind}'; there are: {', '.join(SITES)}")
     return [place for found, place in json.loads(_C.simt_sites()) if kind in (None, found)]
+
+
+def mma_step(acc: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """One instruction step of Hopper's tensor core, to the bit: ``acc + a @ b.T`` over 16 products.
+
+    All products and the accumulator are added at once: each is truncated toward zero to 25 fraction
+    bits below the largest exponent among them, and the sum is truncated to float32.
+
+    Args:
+        acc: float32, of shape (m, n), n a multiple of 8.
+        a: float16 or bfloat16, of shape (m, 16).
+        b: of the same type, of shape (n, 16).
+
+    Raises:
+        ValueError: a wrong shape or type.
+    """
+    types = (torch.float16, torch.bfloat16)
+    if a.dtype not in types or b.dtype != a.dtype or acc.dtype != torch.float32:
+        raise ValueError("simt: mma_step takes float16 or bfloat16 operands and a float32 sum")
+    if a.shape[1:] != (16,) or b.shape[1:] != (16,) or acc.shape != (a.shape[0], b.shape[0]):
+        raise ValueError("simt: mma_step takes (m, n), (m, 16) and (n, 16)")
+    halves = [x.contiguous().view(torch.int16).numpy().tobytes() for x in (a, b)]
+    told = _C.simt_tensor_core_step(
+        a.dtype == torch.bfloat16, *halves, acc.contiguous().numpy().tobytes()
+    )
+    return torch.frombuffer(bytearray(told), dtype=torch.float32).view(acc.shape)
 
 
 KINDS = (

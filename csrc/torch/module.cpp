@@ -3,6 +3,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstring>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -283,6 +284,48 @@ PyObject* py_simt_probe_traffic(PyObject*, PyObject* args) {
   return text([&] { return json_list(simt::probe_traffic(s)); });
 }
 
+// Bytes of Python as numbers, and numbers as bytes.
+template <class T>
+std::vector<T> numbers(const char* data, Py_ssize_t bytes) {
+  std::vector<T> all(static_cast<size_t>(bytes) / sizeof(T));
+  std::memcpy(all.data(), data, all.size() * sizeof(T));
+  return all;
+}
+template <class T>
+PyObject* bytes_of(const std::vector<T>& all) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(all.data()),
+                                   static_cast<Py_ssize_t>(all.size() * sizeof(T)));
+}
+
+PyObject* py_simt_to_halves(PyObject*, PyObject* args) {
+  int bf16;
+  const char* x;
+  Py_ssize_t size;
+  if (!PyArg_ParseTuple(args, "py#", &bf16, &x, &size)) return nullptr;
+  return guarded([&] { return bytes_of(simt::to_halves(bf16, numbers<float>(x, size))); });
+}
+
+PyObject* py_simt_from_halves(PyObject*, PyObject* args) {
+  int bf16;
+  const char* x;
+  Py_ssize_t size;
+  if (!PyArg_ParseTuple(args, "py#", &bf16, &x, &size)) return nullptr;
+  return guarded([&] { return bytes_of(simt::from_halves(bf16, numbers<uint16_t>(x, size))); });
+}
+
+PyObject* py_simt_tensor_core_step(PyObject*, PyObject* args) {
+  int bf16;
+  const char *a, *b, *acc;
+  Py_ssize_t a_size, b_size, acc_size;
+  if (!PyArg_ParseTuple(args, "py#y#y#", &bf16, &a, &a_size, &b, &b_size, &acc, &acc_size))
+    return nullptr;
+  return guarded([&] {
+    return bytes_of(simt::tensor_core_step(bf16, numbers<uint16_t>(a, a_size),
+                                           numbers<uint16_t>(b, b_size),
+                                           numbers<float>(acc, acc_size)));
+  });
+}
+
 PyMethodDef methods[] = {
     {"stages", py_stages, METH_NOARGS, "The registry, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
@@ -299,6 +342,12 @@ PyMethodDef methods[] = {
      "simt_trace(stage, m, n, k, trans_a, trans_b, block) -> (JSON, rows of 11 int64)."},
     {"simt_traffic", py_simt_traffic, METH_VARARGS,
      "simt_traffic(stage, m, n, k, trans_a, trans_b) -> rows, as JSON."},
+    {"simt_to_halves", py_simt_to_halves, METH_VARARGS,
+     "simt_to_halves(bf16, float32 numbers) -> those of 16 bits; all as bytes."},
+    {"simt_from_halves", py_simt_from_halves, METH_VARARGS,
+     "simt_from_halves(bf16, numbers of 16 bits) -> float32 ones; all as bytes."},
+    {"simt_tensor_core_step", py_simt_tensor_core_step, METH_VARARGS,
+     "simt_tensor_core_step(bf16, a, b, acc) -> m x n float32 numbers; all as bytes."},
     {"simt_probes", py_simt_probes, METH_NOARGS,
      "Names of the probes and whether they have a planted fault, as JSON."},
     {"simt_probe", py_simt_probe, METH_VARARGS,

@@ -209,6 +209,13 @@ struct Quiet {
   ~Quiet() { running->quiet = false; }
 };
 
+// Under a sanitizer plain accesses are for it to judge, and nothing is known of them here.
+#if defined(XGEMM_REAL_TSAN) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kWatched = false;
+#else
+constexpr bool kWatched = true;
+#endif
+
 constexpr size_t kArena = 512 * 1024, kZone = 256, kStack = 64 * 1024;
 constexpr unsigned kMostBlocks = 16;  // of a cluster
 

@@ -1,6 +1,8 @@
 // 16-bit floating point numbers: to nearest even, subnormals kept.
 #include "xgemm/half.h"
 
+#include "xgemm/host/simt_control.h"
+
 namespace xgemm::simt {
 namespace {
 
@@ -32,6 +34,18 @@ float from_half(Half type, uint16_t x) {
   // The exponent's bias is 112 less than a float's; of a subnormal the same product is exact.
   const float value = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(value));
+}
+
+std::vector<uint16_t> to_halves(bool bf16, const std::vector<float>& x) {
+  std::vector<uint16_t> y;
+  for (float value : x) y.push_back(to_half(bf16 ? Half::bf16 : Half::fp16, value));
+  return y;
+}
+
+std::vector<float> from_halves(bool bf16, const std::vector<uint16_t>& x) {
+  std::vector<float> y;
+  for (uint16_t value : x) y.push_back(from_half(bf16 ? Half::bf16 : Half::fp16, value));
+  return y;
 }
 
 }  // namespace xgemm::simt

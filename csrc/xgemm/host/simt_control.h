@@ -111,6 +111,14 @@ struct TrafficRow {
 std::vector<TrafficRow> traffic(const std::string& stage, int64_t m, int64_t n, int64_t k,
                                 bool trans_a, bool trans_b);
 
+// Numbers of 16 bits, bf16 or fp16, as `to_half` and `from_half` of simt_host.h have them.
+std::vector<uint16_t> to_halves(bool bf16, const std::vector<float>& x);
+std::vector<float> from_halves(bool bf16, const std::vector<uint16_t>& x);
+// One step of the tensor core (tensor_core.h): acc[i][j] + the sum of a[i][k] * b[j][k] over 16 k.
+// Throws std::invalid_argument when sizes do not match or b's rows are no multiple of 8.
+std::vector<float> tensor_core_step(bool bf16, const std::vector<uint16_t>& a,
+                                    const std::vector<uint16_t>& b, std::vector<float> acc);
+
 // Runs one of the small kernels of host/probes*.cu. It throws when a planted fault is found, as it
 // must be, and lets a right kernel pass.
 void probe(const std::string& name);

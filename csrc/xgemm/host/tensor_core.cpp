@@ -4,7 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 #include <vector>
+
+#include "xgemm/host/simt_control.h"
 
 namespace xgemm::simt {
 namespace {
@@ -160,6 +163,18 @@ void mma_steps(Half type, int m, int n, const uint16_t (*a)[16], const uint16_t 
     }
   }
   run(type, m, n, a, b, rows.data(), acc, ld);
+}
+
+std::vector<float> tensor_core_step(bool bf16, const std::vector<uint16_t>& a,
+                                    const std::vector<uint16_t>& b, std::vector<float> acc) {
+  const size_t m = a.size() / kDepth, n = b.size() / kDepth;
+  if (a.size() % kDepth || b.size() % (kDepth * kLanes) || acc.size() != m * n)
+    throw std::invalid_argument("simt: m x 16, n x 16 and m x n numbers, n a multiple of 8");
+  mma_steps(bf16 ? Half::bf16 : Half::fp16, static_cast<int>(m), static_cast<int>(n),
+            reinterpret_cast<const uint16_t (*)[kDepth]>(a.data()),
+            reinterpret_cast<const uint16_t (*)[kDepth]>(b.data()), acc.data(),
+            static_cast<int>(n));
+  return acc;
 }
 
 }  // namespace xgemm::simt
