@@ -17,6 +17,12 @@ import xgemm_torch
 STAGES = [stage.name for stage in xgemm_torch.stages()]
 """The stages of this build."""
 
+STRICT = [stage.name for stage in xgemm_torch.stages() if stage.strict]
+"""Those whose bits are those of the chain."""
+
+PARTS = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
+"""Those that are as accurate as the chain, with other bits."""
+
 OPERATORS = ["sgemm", *STAGES]
 """The names of torch.ops.xgemm."""
 
@@ -121,6 +127,14 @@ def operands(
     return made[0], made[1], {"trans_a": trans_a, "trans_b": trans_b}
 
 
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Equal in every bit; a NaN is a NaN, since its payload is no part of the arithmetic."""
+    x, y = x.cpu(), y.cpu()
+    nan = x.isnan() & y.isnan()
+    same = x.contiguous().view(torch.int32) == y.contiguous().view(torch.int32)
+    return x.shape == y.shape and bool((same | nan).all())
+
+
 def exact(
     a: Tensor,
     b: Tensor,
@@ -135,3 +149,27 @@ def exact(
     left, right = a.double(), b.double()
     product = alpha * torch.matmul(left.mT if trans_a else left, right.mT if trans_b else right)
     return product if c is None or beta == 0 else product + beta * c.double()
+
+
+def right(
+    stage: str, got: Tensor, a: Tensor, b: Tensor, c: Tensor | None = None, **options: Any
+) -> bool:
+    """Whether a stage's result keeps what it promises of each element by itself.
+
+    A strict stage has the chain's bits. Another is within (34 + K / 16) u of |A| |B|: more than is
+    ever found, and a hundredth of what a lost part of an operand costs. What is not finite is so
+    just where the chain is not.
+    """
+    got, a, b = got.cpu(), a.cpu(), b.cpu()
+    chain = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
+    if stage in STRICT:
+        return same_bits(got, chain)
+    finite = chain.isfinite()
+    if got.shape != chain.shape or not same_bits(got[~finite], chain[~finite]):
+        return False
+    k = a.shape[-2 if options.get("trans_a") else -1]
+    sizes = options | {name: abs(options.get(name, 1.0)) for name in ("alpha", "beta")}
+    size = exact(a.abs(), b.abs(), None if c is None else c.abs(), **sizes)
+    error = (got.double() - exact(a, b, c, **options)).abs()
+    # The least subnormal: what rounding results that small may cost.
+    return bool((error <= (34 + k / 16) * 2.0**-24 * size + 2.0**-149)[finite].all())

@@ -15,7 +15,8 @@ from test_transforms import Operands
 import xgemm_torch
 
 F = torch.nn.functional
-WAYS = [{}, {"precision": "ieee"}, {"kernel": problems.STAGES[-1]}]
+WAYS = [{}, {"precision": "ieee"}, {"kernel": problems.STRICT[-1]}]
+WAYS += [{"kernel": name} for name in problems.PARTS[-1:]]
 
 
 def close(got, want):
@@ -304,8 +305,9 @@ def test_options_reach_the_product():
     for name in problems.STAGES:
         layer = xgemm_torch.nn.Linear(33, 5, kernel=name, activation="relu")
         with torch.no_grad():
-            ieee = xgemm_torch.linear(x, layer.weight, layer.bias, "relu", precision="ieee")
-            assert torch.equal(layer(x), ieee)
+            how = {"precision": "ieee"} if name in problems.STRICT else {"kernel": name}
+            want = xgemm_torch.linear(x, layer.weight, layer.bias, "relu", **how)
+            assert torch.equal(layer(x), want)
     with pytest.raises(ValueError, match="Linear: no kernel named 'nope'"):
         xgemm_torch.nn.Linear(3, 4, kernel="nope")
     with pytest.raises(ValueError, match="Linear: precision must be"):

@@ -1,7 +1,8 @@
 """Every stage of the registry, on the host flavour and on a GPU: bits, edges, views, specials.
 
 The oracle is one chain of fused multiply-adds; that in turn is held against libm's fmaf here. Bits
-are compared as integers, so that -0 is not 0.
+are compared as integers, so that -0 is not 0. A stage that is not strict is held to a bound on the
+error of each element (`problems.right`); test_parts.py has what it promises besides.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import right, same_bits
 from torch import Tensor
 
 import xgemm_torch
@@ -30,14 +32,6 @@ on_every_device = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 )
 on_every_stage = pytest.mark.parametrize("stage", problems.STAGES)
-
-
-def same_bits(x: Tensor, y: Tensor) -> bool:
-    """Equal in every bit; a NaN is a NaN, since its payload is no part of the arithmetic."""
-    x, y = x.cpu(), y.cpu()
-    nan = x.isnan() & y.isnan()
-    same = x.contiguous().view(torch.int32) == y.contiguous().view(torch.int32)
-    return x.shape == y.shape and bool((same | nan).all())
 
 
 def run(stage: str, a: Tensor, b: Tensor, c: Tensor | None = None, device="cpu", **options):
@@ -97,12 +91,12 @@ def test_stage_files_are_short():
 @on_every_stage
 @pytest.mark.parametrize("layout", problems.LAYOUTS)
 @pytest.mark.parametrize("shape", problems.RAGGED, ids=str)
-def test_bits(stage, shape, layout, device):
+def test_products(stage, shape, layout, device):
     a, b, flags = problems.operands(*shape, layout, data="wide")
     c = problems.wide(*shape[:2])
     options = flags | {"alpha": 1.7, "beta": -0.3}
-    assert same_bits(run(stage, a, b, c, device, **options), chain(a, b, c, **options))
-    assert same_bits(run(stage, a, b, device=device, **flags), chain(a, b, **flags))
+    assert right(stage, run(stage, a, b, c, device, **options), a, b, c, **options)
+    assert right(stage, run(stage, a, b, device=device, **flags), a, b, **flags)
 
 
 ROWS = [(stage.name, row) for stage in xgemm_torch.stages() for row in range(len(stage.tiles))]
@@ -111,8 +105,8 @@ ROWS = [(stage.name, row) for stage in xgemm_torch.stages() for row in range(len
 @on_every_device
 @pytest.mark.parametrize("stage, row", ROWS)
 @pytest.mark.parametrize("layout", problems.LAYOUTS)
-def test_bits_of_every_row(stage, row, layout, device):
-    """Every tile of a stage's table has the bits, also where another would be chosen.
+def test_products_of_every_row(stage, row, layout, device):
+    """Every tile of a stage's table is right, also where another would be chosen.
 
     Small, ragged, and whole: without an edge, and with slices for more than all buffers.
     """
@@ -125,7 +119,7 @@ def test_bits_of_every_row(stage, row, layout, device):
             a, b, flags = problems.operands(*shape, layout, data="wide", views=(view, view))
             c = problems.wide(*shape[:2])
             options = flags | {"alpha": 1.7, "beta": -0.3}
-            assert same_bits(run(stage, a, b, c, device, **options), chain(a, b, c, **options))
+            assert right(stage, run(stage, a, b, c, device, **options), a, b, c, **options)
 
 
 @on_every_device
@@ -135,7 +129,7 @@ def test_a_row_that_is_not_there(stage, device):
     many = sum(name == stage for name, _ in ROWS)
     with simt.configure(row=many), pytest.raises(ValueError, match=f"{stage}: its tile table has"):
         run(stage, a, b, device=device)
-    assert same_bits(run(stage, a, b, device=device), chain(a, b))
+    assert right(stage, run(stage, a, b, device=device), a, b)
 
 
 @on_every_device
@@ -165,7 +159,7 @@ def test_any_view(stage, device, shape, layout, views, batch, alpha, beta, c_sha
     if beta is not None:
         options["beta"] = beta
         c = problems.normal(*{"mn": (m, n), "n": (n,), "m1": (m, 1), "11": (1, 1)}[c_shape])
-    assert same_bits(run(stage, a, b, c, device, **options), chain(a, b, c, **options))
+    assert right(stage, run(stage, a, b, c, device, **options), a, b, c, **options)
 
 
 @on_every_device
@@ -173,7 +167,7 @@ def test_any_view(stage, device, shape, layout, views, batch, alpha, beta, c_sha
 def test_expanded_operands(stage, device):
     a = problems.normal(1, 40).expand(50, 40)
     b = problems.normal(40, 1).expand(40, 33)
-    assert same_bits(run(stage, a, b, device=device), chain(a, b))
+    assert right(stage, run(stage, a, b, device=device), a, b)
     one = torch.tensor(0.5)
     a, b = one.expand(5, 1000), one.expand(1000, 3)
     assert same_bits(run(stage, a, b, device=device), torch.full((5, 3), 250.0))
@@ -185,7 +179,7 @@ def test_sliding_windows(stage, device):
     """A Hankel operand: rows that overlap in memory."""
     a = problems.normal(90).as_strided((40, 51), (1, 1))
     b = problems.normal(51, 20)
-    assert same_bits(run(stage, a, b, device=device), chain(a, b))
+    assert right(stage, run(stage, a, b, device=device), a, b)
 
 
 @on_every_device
@@ -193,7 +187,7 @@ def test_sliding_windows(stage, device):
 def test_beta_zero_reads_no_c(stage, device):
     a, b, _ = problems.operands(33, 35, 9)
     c = torch.full((33, 35), math.nan)
-    assert same_bits(run(stage, a, b, c, device, beta=0.0), chain(a, b))
+    assert right(stage, run(stage, a, b, c, device, beta=0.0), a, b)
 
 
 @on_every_device
@@ -226,7 +220,7 @@ def test_specials(stage, device):
     a, b, _ = problems.operands(40, 36, 19)
     a[3, 5], a[7, 2], b[4, 9], b[11, 20] = math.inf, math.nan, -math.inf, 3.4e38
     a[9, 11], a[20] = 3.4e38, 1e-42  # overflows with b[11, 20]; a row of subnormals
-    assert same_bits(run(stage, a, b, device=device), chain(a, b))
+    assert right(stage, run(stage, a, b, device=device), a, b)
 
 
 @on_every_device
@@ -238,7 +232,7 @@ def test_edges_do_not_leak(stage, device):
         room_a[7:40, 5:24].copy_(torch.randn(33, 19)),
         room_b[3:22, 9:46].copy_(torch.randn(19, 37)),
     )
-    assert same_bits(run(stage, a, b, device=device), chain(a.clone(), b.clone()))
+    assert right(stage, run(stage, a, b, device=device), a.clone(), b.clone())
 
 
 @on_every_device
@@ -267,10 +261,10 @@ def test_offsets_beyond_32_bits(stage):
     a = room.as_strided((3, 20), (2**30, 1), 5).copy_(torch.randn(3, 20))
     b = room.as_strided((20, 3), (3, 2**30), 100_000).copy_(torch.randn(20, 3))
     out = torch.empty(2**31 + 10).as_strided((3, 3), (2**30, 1))
-    want = chain(a.clone(), b.clone())
-    assert same_bits(run(stage, a, b), want)
+    got = run(stage, a, b)
+    assert right(stage, got, a.clone(), b.clone())
     xgemm_torch.sgemm(a, b, kernel=stage, out=out)
-    assert same_bits(out, want)
+    assert same_bits(out, got)
 
 
 @on_every_stage
@@ -283,12 +277,12 @@ def test_results_beyond_32_bits_on_a_gpu(stage):
     d = torch.full((m, n), math.nan, device="cuda")
     xgemm_torch.sgemm(a, b, kernel=stage, out=d)
     rows = torch.tensor([0, 1, 32799, 65472, m - 1])
-    assert same_bits(d[rows.cuda()].cpu(), chain(a.cpu()[rows], b.cpu()))
+    assert right(stage, d[rows.cuda()], a.cpu()[rows], b)
     assert not bool(d[::97].isnan().any())
     # The same array as a wide operand: 5 rows of it are 2^31 elements apart in no layout's int.
     x = torch.randn(4, m, device="cuda")
     product = getattr(torch.ops.xgemm, stage)(x, d[:, -7:])
-    assert same_bits(product[:1].cpu(), chain(x[:1].cpu(), d[:, -7:].cpu()))
+    assert right(stage, product[:1], x[:1], d[:, -7:])
 
 
 @on_every_stage
@@ -296,20 +290,23 @@ def test_results_beyond_32_bits_on_a_gpu(stage):
 def test_more_batches_than_a_grid_axis_holds(stage):
     a, b = torch.randn(70_001, 2, 3, device="cuda"), torch.randn(3, 5, device="cuda")
     got = getattr(torch.ops.xgemm, stage)(a, b)
-    assert same_bits(got.cpu(), chain(a.cpu(), b.cpu()))
+    assert right(stage, got, a, b)
 
 
 @on_every_stage
 @pytest.mark.gpu
 def test_gpu_has_the_host_flavours_bits(stage):
-    """200 random problems: views, layouts, batches, alpha, beta, and any row of the tile table."""
+    """Random problems: views, layouts, batches, alpha, beta, and any row of the tile table.
+
+    200 of them; 50 where the host flavour computes tensor cores bit by bit.
+    """
     generator = torch.Generator().manual_seed(1)
     rows = [row for name, row in ROWS if name == stage]
 
     def pick(items):
         return items[int(torch.randint(len(items), (), generator=generator))]
 
-    for _ in range(200):
+    for _ in range(200 if stage in problems.STRICT else 50):
         m, n, k = (int(x) for x in torch.randint(1, 150, (3,), generator=generator))
         views = (pick(sorted(problems.VIEWS)), pick(sorted(problems.VIEWS)))
         a, b, flags = problems.operands(

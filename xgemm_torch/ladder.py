@@ -45,6 +45,7 @@ def describe(stage: Stage) -> dict[str, Any]:
     return {
         "name": stage.name, "rung": stage.rung, "idea": stage.idea, "source": stage.source,
         "min_sm": stage.min_sm, "max_sm": getattr(stage, "max_sm", 0), "cuda": stage.cuda,
+        "strict": stage.strict,
         "tiles": _tiles(stage),
         "tflops": None, "share": None, "check": None, "note": None, "counts": None,
     }  # fmt: skip
@@ -122,7 +123,8 @@ def _needs(row: dict[str, Any]) -> str:
 def _result(row: dict[str, Any], gpu: bool) -> str:
     if gpu:
         return row["note"] or f"{row['tflops']:.1f} TFLOP/s, {row['share']:.0%}"
-    return "[green]bits right[/]" if row["check"] else f"[bold red]{row['note']}[/]"
+    right = "bits right" if row["strict"] else "accurate"
+    return f"[green]{right}[/]" if row["check"] else f"[bold red]{row['note']}[/]"
 
 
 def run(options: argparse.Namespace) -> int:

@@ -214,7 +214,8 @@ def _speeds(axes: Axes, facts: dict[str, Any]) -> None:
 
 def _checks(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for place, row in enumerate(rows):
-        color, word = (GREEN, "bits right") if row["check"] else (RED, "WRONG")
+        right = "bits right" if row["strict"] else "accurate"
+        color, word = (GREEN, right) if row["check"] else (RED, "WRONG")
         axes.plot([0.02], [place], "o", color=color, markersize=11)
         axes.text(0.05, place - 0.16, word, va="center", fontsize=9.5, color=color,
                   fontweight="bold")  # fmt: skip
@@ -331,3 +332,54 @@ def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> 
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
+
+
+def accuracy(facts: dict[str, Any], path: Path) -> None:
+    """Draw the errors of `accuracy.collect` into a PNG: a panel for each kind of operands."""
+    names = list(dict.fromkeys(row["distribution"] for row in facts["rows"]))
+    across = 5
+    down = -(-len(names) // across)
+    figure = new_figure(15, 1.6 + 2.7 * down)
+    height = figure.get_figheight()
+    grid = figure.add_gridspec(
+        down, across, hspace=0.42, wspace=0.24,
+        left=0.05, right=0.985, top=1 - 1.35 / height, bottom=0.55 / height,
+    )  # fmt: skip
+    panels = [figure.add_subplot(grid[divmod(i, across)]) for i in range(len(names))]
+    for axes, name in zip(panels, names, strict=True):
+        _errors(axes, [row for row in facts["rows"] if row["distribution"] == name])
+        first = axes.get_subplotspec().is_first_col()
+        _dress(axes, name, "K", "error, u = 2^-24 of |A| |B|" if first else "")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.045, 1 - 0.78 / height),
+                  ncols=len(labels), frameon=False, fontsize=9, labelcolor=INK)  # fmt: skip
+    verdict = "no worse than the strict chain" if facts["kept"] else "WORSE than promised"
+    figure.text(0.05, 1 - 0.36 / height, f"Accuracy of FP32 products: {verdict}", fontsize=14,
+                fontweight="bold", color=INK if facts["kept"] else RED, va="center")  # fmt: skip
+    where = "" if facts["gpu"] else ", stages on the host flavour"
+    figure.text(
+        0.05, 1 - 0.66 / height, f"{facts['device']}{where}; {facts['size']} x {facts['size']} "
+        "elements each against float64; lines: root mean square, dots: largest",
+        fontsize=9, color=QUIET, va="center",
+    )  # fmt: skip
+    figure.savefig(path)
+
+
+def _errors(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    depths = [row["k"] for row in rows]
+    # What is measured against lies below, and wider, so that what covers it is seen to.
+    styles = {
+        "chain": (GREY, 4.0),
+        "TF32": (RED, 1.2),
+        "torch.mm": (INK, 1.0),
+        "sgemm": (BLUE, 2.2),
+    }
+    others = iter((ORANGE, GREEN, "#8e5bb5"))
+    for name in rows[0]["errors"]:
+        color, width = styles.get(name) or (next(others), 1.4)
+        for term, look in (("rms", {"linewidth": width}), ("largest", {"linewidth": 0})):
+            axes.plot(depths, [row["errors"][name][term] or None for row in rows], color=color,
+                      marker="o" if term == "largest" else None, markersize=1.2 + width,
+                      label=name if term == "rms" else None, **look)  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")

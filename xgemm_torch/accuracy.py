@@ -1,0 +1,390 @@
+"""``python -m xgemm_torch accuracy``: what precision="fp32" promises, on this machine.
+
+The error of an element is e = (C - exact) / (|A| |B|), in units of u = 2^-24; exact is a product in
+float64, whose range and precision hold any product of FP32 numbers, subnormal and FLT_MAX too. The
+measure is the strict chain of fused multiply-adds on the same operands. What is promised:
+
+- the root mean square of e is at most the chain's from K = 128 on, and 1.5 times it below;
+- the largest |e| is at most 1.5 times the chain's;
+- |mean of e| is below 4 u on data of one sign;
+- what is not finite is just what is not finite in the chain.
+
+These are statements about many elements. How well a sample of M x N of them shows a root mean
+square is about 1 / sqrt(2 M N): 0.14% for 512 x 512, 1% for 64 x 64, and a few times that for
+distributions with long tails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import environment, info, ops
+from .registry import stages
+
+U = 2.0**-24
+FLT_MAX = torch.finfo(torch.float32).max
+# The host flavour computes tensor cores bit by bit: there the samples are few, and K is short.
+SIZE, HOST_SIZE = 512, 48
+DEPTHS = (1, 16, 33, 64, 128, 512, 2048, 8192, 65536)
+HOST_DEPTHS = (1, 16, 33, 64, 128, 300)
+RMS_LIMIT, SHORT_RMS_LIMIT, SHORT, LARGEST_LIMIT, MEAN_LIMIT = 1.0, 1.5, 128, 1.5, 4.0
+
+
+class Draw:
+    """Random FP32 numbers of one device and seed."""
+
+    def __init__(self, device: str, seed: int) -> None:
+        """Begin the sequence that belongs to ``seed``."""
+        self.how = {
+            "device": device,
+            "generator": torch.Generator(device).manual_seed(seed),
+        }
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal."""
+        return torch.randn(shape, **self.how)
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        """Uniform in [low, high)."""
+        return low + (high - low) * torch.rand(shape, **self.how)
+
+    def powers(self, reach: int, *shape: int) -> Tensor:
+        """2^n for whole n in [-reach, reach]; float64, since some are beyond FP32."""
+        n = torch.randint(-reach, reach + 1, shape, **self.how)
+        return torch.ldexp(torch.ones_like(n, dtype=torch.float64), n)
+
+    def outliers(self, rows: int, k: int) -> Tensor:
+        """Normal, but one element of a row is 2^8 to 2^24 times as large."""
+        x = self.normal(rows, k)
+        at = torch.randint(k, (rows, 1), **self.how)
+        return x.scatter(1, at, x.gather(1, at) * torch.exp2(self.uniform(8, 24, rows, 1)))
+
+
+def _normal(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    return draw.normal(m, k), draw.normal(k, n)
+
+
+def _uniform(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    return draw.uniform(0, 1, m, k), draw.uniform(0, 1, k, n)
+
+
+def _relu(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    return draw.normal(m, k).relu(), draw.normal(k, n).relu()
+
+
+def _wide(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    a, b = (
+        draw.normal(*s).sign() * torch.exp2(draw.uniform(-20, 20, *s)) for s in ((m, k), (k, n))
+    )
+    return a, b
+
+
+def _outlier(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    return draw.outliers(m, k), draw.outliers(n, k).T.contiguous()
+
+
+def _scaled(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    a, b = _normal(draw, m, n, k)
+    return (a * draw.powers(40, m, 1)).float(), (b * draw.powers(40, 1, n)).float()
+
+
+def _graded(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    a, b = _normal(draw, m, n, k)
+    scale = draw.powers(20, k)
+    return (a * scale).float(), (b / scale[:, None]).float()
+
+
+def _subnormal(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    a, b = _normal(draw, m, n, k)
+    return (a.double() * 2.0**-132).float(), b * 2.0**40
+
+
+def _underflow(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    a, b = _normal(draw, m, n, k)
+    return a * 2.0**-66, b * 2.0**-66
+
+
+def _largest(draw: Draw, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    a = draw.uniform(-0.999, 0.999, m, k) * FLT_MAX
+    a[::3, 0] = FLT_MAX
+    return a, draw.normal(k, n) * 2.0**-20
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Operands of one kind.
+
+    Attributes:
+        what: their description, in a few words.
+        make: gives operands of an m x n x k product.
+        positive: whether no element is negative, so that errors of one sign add up.
+    """
+
+    what: str
+    make: Callable[[Draw, int, int, int], tuple[Tensor, Tensor]]
+    positive: bool = False
+
+
+DISTRIBUTIONS = {
+    "normal": Distribution("standard normal", _normal),
+    "uniform": Distribution("uniform in [0, 1)", _uniform, positive=True),
+    "relu": Distribution("normal, the negative half zero", _relu, positive=True),
+    "wide": Distribution("log-uniform over 2^-20 to 2^20, both signs", _wide),
+    "outlier": Distribution("normal, one element a row 2^8 to 2^24 times larger", _outlier),
+    "scaled": Distribution("normal, rows and columns scaled over 2^-40 to 2^40", _scaled),
+    "graded": Distribution("A's columns scaled over 2^-20 to 2^20, B's rows back", _graded),
+    "subnormal": Distribution("A is subnormal, results are not", _subnormal),
+    "underflow": Distribution("all products are subnormal", _underflow),
+    "largest": Distribution("A reaches FLT_MAX, results do not", _largest),
+}
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What the errors of a product's elements come to, in units of 2^-24 |A| |B|.
+
+    Attributes:
+        rms: root mean square.
+        largest: the largest magnitude.
+        mean: signed.
+        astray: elements that are infinite, NaN, or not zero, where the exact ones are finite, or a
+            sum of zeros. They are in none of the three above.
+    """
+
+    rms: float
+    largest: float
+    mean: float
+    astray: int
+
+
+class Exact:
+    """A product in float64 and the sum of its terms' magnitudes."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        """Multiply ``a`` and ``b``, matrices or batches of them."""
+        self.product = a.double() @ b.double()
+        self.size = a.double().abs() @ b.double().abs()
+
+    def errors(self, result: Tensor) -> Errors:
+        """Compare a result with it."""
+        zero = self.size == 0
+        astray = ~result.isfinite() | (zero & (result != 0))
+        e = ((result.double() - self.product) / self.size / U)[~zero & ~astray]
+        if not e.numel():
+            return Errors(0.0, 0.0, 0.0, int(astray.sum()))
+        return Errors(
+            float(e.square().mean().sqrt()), float(e.abs().max()), float(e.mean()),
+            int(astray.sum()),
+        )  # fmt: skip
+
+
+def errors(result: Tensor, a: Tensor, b: Tensor) -> Errors:
+    """Compare ``result`` with the product of ``a`` and ``b`` in float64."""
+    return Exact(a, b).errors(result)
+
+
+def tf32(x: Tensor) -> Tensor:
+    """Round to TF32: 10 bits of fraction, to nearest, ties to even."""
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def broken(
+    found: Errors, chain: Errors, k: int, positive: bool, slack: float = 1.0
+) -> dict[str, str]:
+    """Say which terms of the promise ``found`` breaks, and by how much.
+
+    Args:
+        found: a result's errors.
+        chain: those of the strict chain on the same operands.
+        k: the depth of the product.
+        positive: whether no operand has a negative element.
+        slack: factor on the limits, for samples so small that chance shows.
+    """
+    limit = slack * (RMS_LIMIT if k >= SHORT else SHORT_RMS_LIMIT)
+    terms = {}
+    if found.rms > limit * chain.rms:
+        terms["rms"] = f"{found.rms:.3g} > {limit:g} * {chain.rms:.3g}"
+    if found.largest > slack * LARGEST_LIMIT * chain.largest:
+        terms["largest"] = f"{found.largest:.3g} > {slack * LARGEST_LIMIT:g} * {chain.largest:.3g}"
+    if positive and abs(found.mean) >= MEAN_LIMIT:
+        terms["mean"] = f"|{found.mean:.3g}| >= {MEAN_LIMIT:g}"
+    if found.astray != chain.astray:
+        terms["astray"] = f"{found.astray} elements, the chain's are {chain.astray}"
+    return terms
+
+
+Product = Callable[[Tensor, Tensor], Tensor]
+CHAIN, TF32, TORCH = "chain", "TF32", "torch.mm"
+
+
+def promised(device: str) -> dict[str, Product]:
+    """Give what must keep the promise on ``device``: sgemm, and each stage that is not strict."""
+    able = [stage for stage in stages() if not stage.strict]
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        able = [stage for stage in able if info.runs_on(asdict(stage), 10 * major + minor)]
+    kernels = {"sgemm": "auto"} | {stage.name: stage.name for stage in able}
+    return {
+        name: lambda a, b, kernel=kernel: ops.sgemm(a, b, kernel=kernel)
+        for name, kernel in kernels.items()
+    }
+
+
+def _chain(a: Tensor, b: Tensor) -> Tensor:
+    return ops.sgemm(a, b, precision="ieee")
+
+
+def measure(name: str, k: int, *, size: int, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
+    """Give the errors of all contenders on one distribution and depth.
+
+    TF32 is what rounding the operands costs, its products being added by the strict chain: no
+    setting of torch is touched.
+
+    Returns:
+        ``distribution``, ``k``; ``errors``: for each contender the fields of `Errors`; ``broken``:
+        for each contender that must keep the promise and does not, the terms it breaks.
+    """
+    kind = DISTRIBUTIONS[name]
+    draw = Draw(device, seed + 100 * list(DISTRIBUTIONS).index(name))
+    a, b = kind.make(draw, size, size, k)
+    exact, must = Exact(a, b), promised(device)
+    others = {CHAIN: _chain, TORCH: torch.mm, TF32: lambda a, b: _chain(tf32(a), tf32(b))}
+    found = {label: exact.errors(call(a, b)) for label, call in {**others, **must}.items()}
+    failures = {
+        label: terms
+        for label in must
+        if (terms := broken(found[label], found[CHAIN], k, kind.positive))
+    }
+    return {
+        "distribution": name,
+        "k": k,
+        "errors": {label: asdict(each) for label, each in found.items()},
+        "broken": failures,
+    }
+
+
+def collect(
+    size: int | None = None, depths: Sequence[int] | None = None, *, quiet: bool = False
+) -> dict[str, Any]:
+    """Measure every distribution at every depth, on the GPU if there is one.
+
+    Args:
+        size: M = N; 512 on a GPU, 48 without.
+        depths: values of K; up to 65536 on a GPU, up to 300 without.
+        quiet: whether to show no progress.
+    """
+    from tqdm import tqdm
+
+    gpu = torch.cuda.is_available()
+    device = "cuda" if gpu else "cpu"
+    size = size or (SIZE if gpu else HOST_SIZE)
+    depths = list(depths or (DEPTHS if gpu else HOST_DEPTHS))
+    problems = [(name, k) for name in DISTRIBUTIONS for k in depths]
+    rows = []
+    for name, k in tqdm(problems, unit="problem", leave=False, disable=True if quiet else None,
+                        file=sys.stderr):  # fmt: skip
+        rows.append(measure(name, k, size=size, device=device))
+    return {
+        "device": environment.device_name(device),
+        "gpu": gpu,
+        "size": size,
+        "depths": depths,
+        # Where the user made torch.mm coarser, its column says so, too.
+        "warning": environment.strict_reference() if gpu else None,
+        "kept": not any(row["broken"] for row in rows),
+        "rows": rows,
+    }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the errors into FILE")
+    parser.add_argument("--size", type=int,
+                        help=f"M = N; {SIZE} on a GPU, else {HOST_SIZE}")  # fmt: skip
+    parser.add_argument("--k", type=int, nargs="+", metavar="K", help="depths of the products")
+
+
+def _cell(each: dict[str, Any], terms: dict[str, str]) -> str:
+    if each["astray"]:
+        return f"[bold red]{each['astray']} astray[/]" if terms else f"{each['astray']} astray"
+    mark = {term: "[bold red]" if term in terms else "" for term in ("rms", "largest", "mean")}
+    return " ".join(
+        f"{mark[term]}{each[term]:{form}}{'[/]' if mark[term] else ''}"
+        for term, form in (("rms", ".3g"), ("largest", ".3g"), ("mean", "+.2g"))
+    )
+
+
+def table(facts: dict[str, Any]) -> Any:
+    """Make a table of what `collect` gives."""
+    from rich.table import Table
+
+    size = facts["size"]
+    made = Table(
+        title=f"Errors of {size} x {size} elements in u = 2^-24 of |A| |B|: root mean square, "
+        f"largest, mean; on {facts['device']}",
+        title_justify="left",
+    )
+    names = list(facts["rows"][0]["errors"])
+    made.add_column("operands", no_wrap=True)
+    for heading in ("K", *names):
+        made.add_column(heading, justify="right")
+    for row in facts["rows"]:
+        first = row["k"] == facts["depths"][0]
+        made.add_row(
+            row["distribution"] if first else "", str(row["k"]),
+            *(_cell(row["errors"][name], row["broken"].get(name, {})) for name in names),
+            end_section=row["k"] == facts["depths"][-1],
+        )  # fmt: skip
+    return made
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the errors; returns 1 when the promise is broken somewhere, else 0."""
+    for name, values in (("size", [options.size]), ("k", options.k or [])):
+        for value in values:
+            if value is not None and value < 1:
+                raise ValueError(f"accuracy: {name} must be at least 1, got {value}")
+    facts = collect(options.size, options.k, quiet=options.json)
+    if options.png:
+        from . import plotting
+
+        plotting.accuracy(facts, options.png)
+    if options.json:
+        print(json.dumps(facts, indent=2))
+        return 0 if facts["kept"] else 1
+    from .console import console
+
+    out = console()
+    out.print(table(facts))
+    for name, kind in DISTRIBUTIONS.items():
+        out.print(f"{name}: {kind.what}", style="dim")
+    for row in facts["rows"]:
+        for contender, terms in row["broken"].items():
+            for term, text in terms.items():
+                out.print(f"[red]{contender}, {row['distribution']}, K = {row['k']}[/]: "
+                          f"{term} {text}")  # fmt: skip
+    out.print(
+        "The promise is kept: no worse than the strict chain." if facts["kept"]
+        else "[bold red]The promise is broken.[/]"
+    )  # fmt: skip
+    if not facts["gpu"]:
+        out.print(
+            "No GPU here: the stages ran their own source through the host flavour, with the "
+            "tensor cores' rounding; sgemm is ATen's BLAS on a CPU."
+        )
+    if facts["warning"]:
+        out.print(f"[yellow]{facts['warning']}[/]")
+    if options.png:
+        out.print(f"picture: {options.png}")
+    return 0 if facts["kept"] else 1
