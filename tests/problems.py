@@ -26,6 +26,11 @@ PARTS = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
 OPERATORS = ["sgemm", *STAGES]
 """The names of torch.ops.xgemm."""
 
+PRECISIONS = {"auto": ["fp32", "ieee"]} | {
+    stage.name: ["fp32", "ieee"] if stage.strict else ["fp32"] for stage in xgemm_torch.stages()
+}
+"""The values of ``precision`` that a value of ``kernel`` goes with."""
+
 LAYOUTS = ["NN", "NT", "TN", "TT"]
 """Which operand is stored transposed: the first letter is a's, the second b's."""
 

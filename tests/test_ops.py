@@ -65,9 +65,10 @@ def test_opcheck(name, grad):
     a, b, flags = problems.operands(4, 5, 3, "TN")
     a, b = a.requires_grad_(grad), b.requires_grad_(grad)
     bias = problems.normal(5).requires_grad_(grad)
+    precision = problems.PRECISIONS["auto" if name == "sgemm" else name][-1]
     samples = [
         ((a, b), flags),
-        ((a, b, bias), {**flags, "alpha": 0.5, "beta": 2.0, "precision": "ieee"}),
+        ((a, b, bias), {**flags, "alpha": 0.5, "beta": 2.0, "precision": precision}),
         ((problems.normal(2, 3, 4), problems.normal(4, 5)), {"activation": "relu"}),
     ]
     for args, kwargs in samples:
@@ -153,8 +154,9 @@ def test_c_is_broadcast(kernel, shape):
     assert torch.equal(got, problems.exact(a, b, c, beta=2.0).float())
 
 
-@pytest.mark.parametrize("kernel", ["auto", *problems.STAGES])
-@pytest.mark.parametrize("precision", ["fp32", "ieee"])
+@pytest.mark.parametrize(
+    "kernel, precision", [(k, p) for k, all_of_it in problems.PRECISIONS.items() for p in all_of_it]
+)
 def test_c_is_not_read_where_beta_is_zero(kernel, precision):
     a, b, _ = problems.operands(4, 5, 3, data="integers")
     nan = torch.full((4, 5), torch.nan)
@@ -198,7 +200,7 @@ def test_strided_operands(data):
     m, n, k = (data.draw(st.integers(1, 8)) for _ in "mnk")
     a, b = draw_view(m, k), draw_view(k, n)
     kernel = data.draw(st.sampled_from(["auto", *problems.STAGES]))
-    precision = data.draw(st.sampled_from(["fp32", "ieee"]))
+    precision = data.draw(st.sampled_from(problems.PRECISIONS[kernel]))
     got = xgemm_torch.sgemm(a, b, kernel=kernel, precision=precision)
     assert torch.equal(got, problems.exact(a, b).float())
 
@@ -229,8 +231,13 @@ def test_a_stage_with_other_bits_refuses_ieee(name):
     a, b, _ = problems.operands(3, 4, 5)
     for left, right in ((a, b), (a[:0], b), (a.to("meta"), b.to("meta"))):
         for call in (op(name), functools.partial(op("sgemm"), kernel=name)):
-            with pytest.raises(ValueError, match=f"{name}.*ieee"):
+            with pytest.raises(ValueError, match=f"{name} has other bits than precision='ieee'"):
                 call(left, right, precision="ieee")
+    with (
+        torch._C._AutoDispatchBelowADInplaceOrView(),
+        pytest.raises(ValueError, match=f"{name} has other bits than precision='ieee'"),
+    ):
+        op(name)(a, b, precision="ieee")
 
 
 # ------------------------------------------------------------------------------ out=

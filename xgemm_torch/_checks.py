@@ -15,9 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .registry import stages
+
 PRECISIONS = ("fp32", "ieee")
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
+# Stages that do not keep what precision="ieee" promises.
+_OTHER_BITS = frozenset(stage.name for stage in stages() if not stage.strict)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
@@ -65,7 +69,7 @@ def check_options(
 
     Raises:
         TypeError: one is no string.
-        ValueError: one is unknown.
+        ValueError: one is unknown, or the kernel does not keep what the precision promises.
     """
     for arg, value in (("kernel", kernel), ("precision", precision), ("activation", activation)):
         _string(name, arg, value)
@@ -82,6 +86,12 @@ def check_options(
                 "torch.ops.xgemm.sgemm takes any"
             )
         raise ValueError(f"{name}: no kernel named '{kernel}'; there are: {', '.join(kernels)}")
+    stage = name if kernel == "auto" else kernel
+    if precision == "ieee" and stage in _OTHER_BITS:
+        raise ValueError(
+            f"{name}: {stage} has other bits than precision='ieee' promises; "
+            "kernel='auto' takes a stage that has them"
+        )
 
 
 def result_shape(

@@ -313,7 +313,10 @@ void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, c
   g.d = {static_cast<float*>(out.mutable_data_ptr()), s.stride[1], s.stride[2],
          s.size[0] == 1 ? 0 : s.stride[0]};
   // Names are checked for empty results as well.
-  named(op, x.kernel, Flavour::host);
+  const Stage* const stage = named(op, x.kernel, Flavour::host);
+  if (stage && !stage->strict && x.precision == "ieee")
+    bad(op, stage->name, " has other bits than precision='ieee' promises; kernel='auto' takes a ",
+        "stage that has them");
   if (g.batch == 0 || g.m == 0 || g.n == 0) return;
   if (x.a.is_cpu()) return run_cpu(op, g, x, out);
 #if XGEMM_WITH_CUDA

@@ -1,0 +1,391 @@
+"""Stages that multiply parts of FP32 numbers: as accurate as the strict chain, on any operands.
+
+Every row of their tile tables is held to the promise of precision="fp32", which is about many
+elements (`accuracy.broken`), and to a bound on each (`problems.right`). Samples are one tile of the
+row, which the host flavour computes whole anyway: 8192 elements and more, whose root mean square is
+known within 1%, 3% where tails are long. SLACK is for that; the largest error needs none, as half
+as much again is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import problems
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import right, same_bits
+from test_stages import on_every_device, run
+from torch import Tensor
+
+import xgemm_torch
+from xgemm_torch import accuracy, simt
+
+STAGES = {stage.name: stage for stage in xgemm_torch.stages() if not stage.strict}
+ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]
+DEPTHS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 300)
+SLACK = 1.05
+
+on_every_stage = pytest.mark.parametrize("stage", list(STAGES))
+on_every_row = pytest.mark.parametrize("stage, row", ROWS)
+on_every_distribution = pytest.mark.parametrize("name", list(accuracy.DISTRIBUTIONS))
+
+
+def chain(a: Tensor, b: Tensor) -> Tensor:
+    """The strict product, where the operands are."""
+    return xgemm_torch.sgemm(a, b, precision="ieee")
+
+
+def broken(name: str, a: Tensor, b: Tensor, got: Tensor) -> dict[str, str]:
+    """Terms of the promise that a product of these operands breaks."""
+    exact = accuracy.Exact(a, b)
+    found, measure = exact.errors(got), exact.errors(chain(a, b))
+    positive = accuracy.DISTRIBUTIONS[name].positive
+    return accuracy.broken(found, measure, a.shape[-1], positive, SLACK)
+
+
+# ------------------------------------------------------------------------------ the promise
+
+
+@on_every_device
+@on_every_row
+@on_every_distribution
+def test_no_worse_than_the_chain(stage, row, name, device):
+    tile = STAGES[stage].tiles[row]
+    make = accuracy.DISTRIBUTIONS[name].make
+    failures = {}
+    with simt.configure(row=row):
+        for k in DEPTHS if row == 0 else (33, 129):
+            a, b = make(accuracy.Draw("cpu", k), tile.BM, tile.BN, k)
+            got = run(stage, a, b, device=device)
+            if terms := broken(name, a, b, got):
+                failures[k] = terms
+            assert right(stage, got, a, b), k
+    assert failures == {}
+
+
+def _infinities() -> tuple[Tensor, Tensor]:
+    """inf meets numbers, inf, -inf, and NaN."""
+    a, b, _ = problems.operands(40, 36, 70)
+    a[3, 5], a[4, 5], a[5, 69], a[7, 2], a[8, 0] = math.inf, -math.inf, math.inf, math.nan, math.inf
+    b[5, 9], b[6, 10], b[0, 11], b[69, 12], b[2, 3] = -math.inf, math.inf, math.nan, math.inf, 0.0
+    return a, b
+
+
+def _infinities_of_both_signs() -> tuple[Tensor, Tensor]:
+    """A sum of infinities: inf where they agree, NaN where they do not."""
+    a, b = torch.ones(4, 65), torch.ones(65, 3)
+    a[0, 1], a[1, 1], a[2, 1], a[2, 64] = math.inf, -math.inf, math.inf, math.inf
+    a[3, 1], a[3, 64] = math.inf, -math.inf
+    b[64, 1] = -1.0
+    return a, b
+
+
+def _zeros_and_infinities() -> tuple[Tensor, Tensor]:
+    """Rows of +0 and of -0 are 0 with all columns but the infinite one."""
+    a, b, _ = problems.operands(6, 5, 66)
+    a[0], a[1], b[:, 0], b[17, 3] = 0.0, -0.0, 0.0, math.inf
+    return a, b
+
+
+def _overflow() -> tuple[Tensor, Tensor]:
+    """Sums that pass FLT_MAX for good, on the way and back again, or come near it."""
+    top = accuracy.FLT_MAX
+    a = torch.zeros(8, 70)
+    a[0, :2], a[1, 0], a[1, 69] = top, top, -top
+    a[2, :3] = torch.tensor([top, top, -top])  # the exact sum is finite, the chain's is not
+    a[3], a[4], a[5, 5], a[6] = top / 70, top, 1e-3, -top / 35
+    a[7] = top * torch.rand(70)
+    b = torch.ones(70, 4)
+    b[:, 1], b[:, 2] = 0.25, -2.0
+    b[:, 3] = problems.normal(70)
+    return a, b
+
+
+def _subnormal() -> tuple[Tensor, Tensor]:
+    """Subnormal rows and columns, and products of every size down to nothing."""
+    a, b, _ = problems.operands(40, 40, 70)
+    a = (a.double() * torch.exp2(-120.0 - torch.arange(40.0).double()[:, None])).float()
+    b = (b.double() * torch.exp2(30.0 - 2 * torch.arange(40.0).double())).float()
+    a[:, 3], b[7, 5] = 2.0**-149, -(2.0**-149)
+    return a, b
+
+
+def _tiny_meets_huge() -> tuple[Tensor, Tensor]:
+    """An element far below its row's largest carries the result: 2^-35 times 2^40."""
+    a, b = torch.zeros(6, 70), torch.zeros(70, 6)
+    a[:, 0], a[:, 1] = 1.0, 2.0**-35 * (1 + torch.rand(6))
+    b[0], b[1] = 2.0**-40, 2.0**40 * (1 + torch.rand(6))
+    # Among zeros, among ones, among others of each size.
+    a[1, 2:], a[2, 2:], a[3, 2:] = 1.0, 2.0**-35, 2.0**-12
+    a[4, 2:] = problems.normal(68)
+    a[5, 2:] = problems.wide(68)
+    b[2:, 1], b[2:, 2], b[2:, 3] = 2.0**40, 2.0**-40, 2.0**10
+    b[2:, 4], b[2:, 5] = problems.normal(68), problems.wide(68)
+    return a, b
+
+
+def _few_of_many_are_tiny() -> tuple[Tensor, Tensor]:
+    """Shares of tiny elements from one to all, in rows against columns that have them elsewhere."""
+    k = 128
+    a, b = torch.ones(k, k), torch.ones(k, k)
+    for i in range(k):
+        a[i, : i + 1] = 2.0**-34 * (1 + torch.rand(i + 1))
+        b[i:, i] = 2.0**34 * (1 + torch.rand(k - i))
+    return a, b
+
+
+def _wide_rows() -> tuple[Tensor, Tensor]:
+    """Exponents over 2^-24 to 2^24 within a row, and against each other in A and B."""
+    k = 90
+    size = torch.exp2(torch.linspace(-24, 24, k))
+    a, b = problems.normal(30, k) * size, problems.normal(k, 30)
+    b[:, :10] *= size[:, None]
+    b[:, 10:20] /= size[:, None]
+    a[20:] = a[20:].flip(1)
+    return a, b
+
+
+SPECIALS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    make.__name__.strip("_"): make
+    for make in (
+        _infinities, _infinities_of_both_signs, _zeros_and_infinities, _overflow, _subnormal,
+        _tiny_meets_huge, _few_of_many_are_tiny, _wide_rows,
+    )
+}  # fmt: skip
+
+
+@on_every_device
+@on_every_row
+@pytest.mark.parametrize("case", SPECIALS)
+def test_specials(stage, row, case, device):
+    a, b = SPECIALS[case]()
+    with simt.configure(row=row):
+        for left, above in ((a, b), (b.T, a.T)):
+            got = run(stage, left, above, device=device)
+            assert right(stage, got, left, above)
+
+
+def test_the_specials_are_what_they_are_called():
+    """An oracle that is never inf or NaN would make tests of nothing."""
+    nan = {case: int(chain(*make()).isnan().sum()) for case, make in SPECIALS.items()}
+    inf = {case: int(chain(*make()).isinf().sum()) for case, make in SPECIALS.items()}
+    assert min(nan[c] for c in SPECIALS if c.startswith(("infinities", "zeros"))) > 0
+    assert min(inf[c] for c in ("infinities", "infinities_of_both_signs", "overflow")) > 0
+    assert not any(
+        nan[c] + inf[c] for c in SPECIALS if "tiny" in c or c in ("wide_rows", "subnormal")
+    )
+    a, b = _overflow()
+    assert bool((problems.exact(a, b).abs() < accuracy.FLT_MAX)[chain(a, b).isinf()].any())
+
+
+@on_every_device
+@on_every_row
+@given(
+    k=st.integers(1, 130),
+    reach=st.tuples(*[st.integers(0, 60)] * 2),
+    zeros=st.tuples(*[st.sampled_from([0.0, 0.5, 0.97])] * 2),
+    together=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_any_exponents(stage, row, device, k, reach, zeros, together, seed):
+    """Exponents drawn over +-reach, B's those of A turned round or its own, zeros in between."""
+    draw = accuracy.Draw("cpu", seed)
+    m, n = 24, 17
+    exponents = draw.uniform(-1, 1, k)
+    operands = []
+    for rows, far, sign in ((m, reach[0], 1), (n, reach[1], -1)):
+        own = draw.uniform(-1, 1, rows, k)
+        size = torch.exp2(far * (sign * exponents if together else own))
+        share = zeros[0] if sign > 0 else zeros[1]
+        operands.append(draw.normal(rows, k) * size * (draw.uniform(0, 1, rows, k) >= share))
+    a, b = operands[0], operands[1].T
+    with simt.configure(row=row):
+        assert right(stage, run(stage, a, b, device=device), a, b)
+
+
+# ------------------------------------------------------------------------------ bits
+
+
+@on_every_device
+@on_every_row
+def test_layouts_and_views_have_the_same_bits(stage, row, device):
+    """The parts of an operand are of its values, wherever these lie."""
+    m, n, k = 50, 45, 129
+    a, b = problems.wide(m, k), problems.normal(k, n)
+    with simt.configure(row=row):
+        want = run(stage, a, b, device=device)
+        for layout in problems.LAYOUTS:
+            for view in problems.VIEWS.values():
+                left, above = (
+                    view(x.T if letter == "T" else x)
+                    for x, letter in zip((a, b), layout, strict=True)
+                )
+                flags = {"trans_a": layout[0] == "T", "trans_b": layout[1] == "T"}
+                got = run(stage, left, above, device=device, **flags)
+                assert same_bits(got, want), (layout, view)
+
+
+@on_every_device
+@on_every_row
+@pytest.mark.parametrize("batch", [(3, 3), (3, None), (None, 3), (1, 3), (3, 1)], ids=str)
+def test_batches_have_the_bits_of_their_matrices(stage, row, batch, device):
+    a, b, _ = problems.operands(33, 40, 70, batch=batch)
+    with simt.configure(row=row):
+        got = run(stage, a, b, device=device)
+        left, above = a.expand(3, 33, 70), b.expand(3, 70, 40)
+        for z in range(3):
+            assert same_bits(got[z], run(stage, left[z], above[z], device=device))
+
+
+@on_every_device
+@on_every_row
+def test_the_epilogue_is_of_the_product(stage, row, device):
+    """alpha, beta, c of any shape and a ReLU: one fused operation on the product's own bits."""
+    a, b, _ = problems.operands(37, 70, 66)
+    a[3], b[:, 5], a[4, 7] = a[3] * 2.0**70, b[:, 5] * 2.0**-80, math.nan
+    alpha, beta = torch.tensor(1.7), torch.tensor(-0.3)
+    with simt.configure(row=row):
+        product = run(stage, a, b, device=device)
+        for shape in [(37, 70), (70,), (37, 1), (1, 1)]:
+            c = problems.normal(*shape)
+            scaled = alpha.double() * product.double() + (beta * c).double()
+            got = run(stage, a, b, c, device, alpha=alpha.item(), beta=beta.item())
+            assert same_bits(got, scaled.float())
+        got = run(stage, a, b, device=device, alpha=-2.0, activation="relu")
+        assert same_bits(got, torch.relu(-2.0 * product))
+        c = torch.full((37, 70), math.nan)
+        assert same_bits(run(stage, a, b, c, device, beta=0.0), product)
+
+
+@on_every_device
+@on_every_row
+def test_no_k_gives_c(stage, row, device):
+    a, b, c = torch.empty(33, 0), torch.empty(0, 40), problems.normal(33, 40)
+    with simt.configure(row=row):
+        assert same_bits(run(stage, a, b, device=device), torch.zeros(33, 40))
+        assert same_bits(run(stage, a, b, c, device, beta=0.5), 0.5 * c)
+        got = run(stage, a[None].expand(2, 33, 0), b, c, device, beta=2.0, activation="relu")
+        assert same_bits(got, torch.relu(2 * c).expand(2, 33, 40))
+
+
+@on_every_device
+@on_every_stage
+@given(
+    k=st.integers(1, 140),
+    data=st.sampled_from(["normal", "wide", "uniform"]),
+    powers=st.tuples(*[st.integers(-75, 75)] * 2),
+    seed=st.integers(0, 2**31),
+)
+def test_powers_of_two_change_exponents_only(stage, device, k, data, powers, seed):
+    """A row times 2^n gives 2^n times the result's row in every bit; a column likewise."""
+    torch.manual_seed(seed)
+    a, b, _ = problems.operands(20, 30, k, data=data)
+    # Out of two rows and columns the other is what it was: scales belong to rows, not to operands.
+    up, down = torch.ones(20, 1).double(), torch.ones(30).double()
+    up[::2], down[1::2] = 2.0 ** powers[0], 2.0 ** -powers[1]
+    plain = run(stage, a, b, device=device)
+    got = run(stage, (a * up).float(), (b * down).float(), device=device)
+    assert same_bits(got, (plain * up * down).float())
+
+
+@on_every_device
+@on_every_stage
+@given(k=st.integers(1, 140), data=st.sampled_from(["normal", "wide"]), seed=st.integers(0, 2**31))
+def test_permuted_rows_have_permuted_bits(stage, device, k, data, seed):
+    torch.manual_seed(seed)
+    a, b, _ = problems.operands(40, 50, k, data=data)
+    rows, columns = torch.randperm(40), torch.randperm(50)
+    plain = run(stage, a, b, device=device)
+    assert same_bits(run(stage, a[rows], b[:, columns], device=device), plain[rows][:, columns])
+
+
+@on_every_device
+@on_every_row
+def test_a_row_has_no_say_in_another(stage, row, device):
+    """What parts cannot give is computed otherwise in the rows and columns that need it, and there
+    alone."""
+    a, b, _ = problems.operands(60, 50, 100)
+    changed, other = a.clone(), b.clone()
+    changed[7], changed[30, 3], changed[31, 9] = problems.wide(100), math.nan, accuracy.FLT_MAX
+    other[:, 20], other[5, 33] = problems.wide(100), math.inf
+    rows = [i for i in range(60) if i not in (7, 30, 31)]
+    columns = [j for j in range(50) if j not in (20, 33)]
+    with simt.configure(row=row):
+        want = run(stage, a, b, device=device)
+        got = run(stage, changed, other, device=device)
+    assert same_bits(got[rows][:, columns], want[rows][:, columns])
+    assert right(stage, got, changed, other)
+
+
+# ------------------------------------------------------------------------------ a GPU
+
+
+@pytest.mark.gpu
+@on_every_distribution
+@pytest.mark.parametrize("k", [128, 1000, 4096, 65536])
+def test_no_worse_than_the_chain_on_a_gpu(name, k):
+    """All stages that run there, and what `auto` chooses; 512 x 512 elements."""
+    assert accuracy.measure(name, k, size=512, device="cuda")["broken"] == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["auto", *STAGES])
+@pytest.mark.parametrize("name", ["normal", "uniform", "wide"])
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+def test_large_products_on_a_gpu(kernel, name, layout):
+    """4096 x 4096 x 4096, every element against float64 and the chain."""
+    kind = accuracy.DISTRIBUTIONS[name]
+    a, b = kind.make(accuracy.Draw("cuda", 0), 4096, 4096, 4096)
+    flags = {"trans_a": layout[0] == "T", "trans_b": layout[1] == "T"}
+    stored = [
+        x.T.contiguous().T if letter == "T" else x for x, letter in zip((a, b), layout, strict=True)
+    ]
+    left, above = (x.T if flag else x for x, flag in zip(stored, flags.values(), strict=True))
+    got = xgemm_torch.sgemm(left, above, kernel=kernel, **flags)
+    assert broken(name, a, b, got) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["auto", *STAGES])
+@pytest.mark.parametrize("size", [(4096, 4096, 4096), (1000, 777, 5001), (129, 130, 70)], ids=str)
+def test_fifty_runs_on_a_gpu_are_equal(kernel, size):
+    m, n, k = size
+    for make in (problems.normal, problems.wide):
+        a, b = make(m, k, device="cuda"), make(k, n, device="cuda")
+        first = xgemm_torch.sgemm(a, b, kernel=kernel)
+        again = torch.empty_like(first)
+        for _ in range(49):
+            xgemm_torch.sgemm(a, b, kernel=kernel, out=again.fill_(math.nan))
+            assert torch.equal(first.view(torch.int32), again.view(torch.int32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["auto", *STAGES])
+def test_a_graph_takes_operands_of_any_kind(kernel):
+    """Captured with normal operands; replayed with those that need another way, and back again."""
+    m, n, k = 512, 384, 1000
+    a, b = problems.normal(m, k, device="cuda"), problems.normal(k, n, device="cuda")
+    xgemm_torch.sgemm(a, b, kernel=kernel)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = xgemm_torch.sgemm(a, b, kernel=kernel)
+    draw = accuracy.Draw("cuda", 5)
+    for name in ["normal", "graded", "normal", "wide", "outlier", "largest", "nan", "normal"]:
+        left, above = accuracy.DISTRIBUTIONS[name if name != "nan" else "normal"].make(
+            draw, m, n, k
+        )
+        if name == "nan":
+            left[5, 7], left[100, 3], above[9, 11] = math.nan, math.inf, -math.inf
+        a.copy_(left), b.copy_(above), out.fill_(-1.0)
+        graph.replay()
+        assert same_bits(out, xgemm_torch.sgemm(a, b, kernel=kernel)), name
+        finite, measure = out.isfinite(), chain(a, b)
+        assert torch.equal(finite, measure.isfinite()), name
+        assert same_bits(out[~finite], measure[~finite]), name
+        if name != "nan":
+            assert broken(name, a, b, out) == {}, name
