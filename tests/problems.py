@@ -176,5 +176,5 @@ def right(
     sizes = options | {name: abs(options.get(name, 1.0)) for name in ("alpha", "beta")}
     size = exact(a.abs(), b.abs(), None if c is None else c.abs(), **sizes)
     error = (got.double() - exact(a, b, c, **options)).abs()
-    # The least subnormal: what rounding results that small may cost.
-    return bool((error <= (34 + k / 16) * 2.0**-24 * size + 2.0**-149)[finite].all())
+    # Half of the least subnormal for each rounding of what is so small, the last one too.
+    return bool((error <= (34 + k / 16) * 2.0**-24 * size + (k + 1) * 2.0**-150)[finite].all())

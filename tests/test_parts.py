@@ -26,6 +26,8 @@ from xgemm_torch import accuracy, simt
 
 STAGES = {stage.name: stage for stage in xgemm_torch.stages() if not stage.strict}
 ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]
+# Every depth around the slices of the tiles for these, a few for the others.
+COMMON = ("normal", "uniform", "relu", "wide")
 DEPTHS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 300)
 SLACK = 1.05
 
@@ -58,7 +60,7 @@ def test_no_worse_than_the_chain(stage, row, name, device):
     make = accuracy.DISTRIBUTIONS[name].make
     failures = {}
     with simt.configure(row=row):
-        for k in DEPTHS if row == 0 else (33, 129):
+        for k in DEPTHS if row == 0 and name in COMMON else (1, 33, 64, 129):
             a, b = make(accuracy.Draw("cpu", k), tile.BM, tile.BN, k)
             got = run(stage, a, b, device=device)
             if terms := broken(name, a, b, got):
@@ -277,16 +279,16 @@ def test_no_k_gives_c(stage, row, device):
 @given(
     k=st.integers(1, 140),
     data=st.sampled_from(["normal", "wide", "uniform"]),
-    powers=st.tuples(*[st.integers(-75, 75)] * 2),
+    power=st.integers(-64, 64),
     seed=st.integers(0, 2**31),
 )
-def test_powers_of_two_change_exponents_only(stage, device, k, data, powers, seed):
+def test_powers_of_two_change_exponents_only(stage, device, k, data, power, seed):
     """A row times 2^n gives 2^n times the result's row in every bit; a column likewise."""
     torch.manual_seed(seed)
     a, b, _ = problems.operands(20, 30, k, data=data)
-    # Out of two rows and columns the other is what it was: scales belong to rows, not to operands.
+    # Of two rows and columns one is left as it was: scales belong to rows, not to operands.
     up, down = torch.ones(20, 1).double(), torch.ones(30).double()
-    up[::2], down[1::2] = 2.0 ** powers[0], 2.0 ** -powers[1]
+    up[::2], down[1::2] = 2.0**power, 2.0**-power
     plain = run(stage, a, b, device=device)
     got = run(stage, (a * up).float(), (b * down).float(), device=device)
     assert same_bits(got, (plain * up * down).float())
