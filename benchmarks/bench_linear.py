@@ -26,9 +26,7 @@ def bench_linear(benchmark: Any, rows: int, inside: int, outside: int, gradients
     stock = nn.Linear(inside, outside, device=device)
     ours = xgemm_torch.nn.Linear(inside, outside, device=device)
     ours.load_state_dict(stock.state_dict())
-    sets = [
-        (torch.randn(rows, inside, device=device, requires_grad=gradients),) for _ in range(4)
-    ]
+    sets = [(torch.randn(rows, inside, device=device, requires_grad=gradients),) for _ in range(4)]
     upstream = torch.randn(rows, outside, device=device)
 
     def step(layer: nn.Linear) -> Any:

@@ -34,6 +34,7 @@ class Row:
     stage: str
     row: int
     tile: registry.Tile
+    strict: bool = True
 
     @property
     def key(self) -> str:
@@ -42,12 +43,13 @@ class Row:
         return (
             f"{self.stage} {t.BM}x{t.BN}x{t.BK} {t.WM}x{t.WN} {t.TM}x{t.TN} "
             f"{t.buffers} buffers, {t.min_blocks} a multiprocessor"
+            f"{f', clusters of {t.cluster}' if t.cluster > 1 else ''}"
         )
 
 
-def strict_rows(stages: Iterable[registry.Stage]) -> list[Row]:
-    """Every row of every stage that keeps the chain's bits."""
-    return [Row(s.name, i, t) for s in stages if s.strict for i, t in enumerate(s.tiles)]
+def rows_of(stages: Iterable[registry.Stage]) -> list[Row]:
+    """Every row of every stage."""
+    return [Row(s.name, i, t, s.strict) for s in stages for i, t in enumerate(s.tiles)]
 
 
 def along_k(rs: int, cs: int, length: int, k: int) -> bool:
@@ -193,14 +195,19 @@ class Estimator:
             key: us for key, us in point.us.items() if math.isfinite(models.get(key, math.inf))
         }
         excess = {key: 0.0 for key in models}
-        if known:
-            best = min(known, key=lambda key: known[key])
+        # Strict rows are measured beside strict ones and the others beside the others.
+        for strict in (True, False):
+            keys = [row.key for row in self.rows if row.strict == strict]
+            measured = [key for key in keys if key in known]
+            if not measured:
+                continue
+            best = min(measured, key=lambda key: known[key])
             of_best = math.log2(known[best] / models[best])
-            for key, time in models.items():
+            for key in keys:
                 if key in known:
-                    excess[key] = math.log2(known[key] / time)
-                elif math.isfinite(time):
-                    excess[key] = max(of_best, math.log2(self._skipped * known[best] / time))
+                    excess[key] = math.log2(known[key] / models[key])
+                elif math.isfinite(models[key]):
+                    excess[key] = max(of_best, math.log2(self._skipped * known[best] / models[key]))
         self.points.append(point)
         self._places.append(self._place(point.problem))
         self._excess.append(excess)
@@ -215,10 +222,11 @@ class Estimator:
             for row in self.rows
         }
 
-    def choice(self, p: shapes.Problem, *, without: int | None = None) -> str:
-        """The row of least time, by its key; ties go to the last."""
+    def choice(self, p: shapes.Problem, *, strict: bool, without: int | None = None) -> str:
+        """The row of least time, among all or the strict ones, by its key; ties go to the last."""
         times = self.estimate(p, without=without)
-        return min(reversed(list(times)), key=lambda key: times[key])
+        keys = [row.key for row in self.rows if row.strict or not strict]
+        return min(reversed(keys), key=lambda key: times[key])
 
     def _place(self, p: shapes.Problem) -> tuple[float, float, float, int, int]:
         return (math.log2(p.m), math.log2(p.n), math.log2(max(p.k, 1)), *place(p))
@@ -238,15 +246,19 @@ class Estimator:
         return [(i, 1 / (distance + SAME) ** 2) for distance, i in found[:NEAREST]]
 
 
-def losses(estimator: Estimator, *, leave_one_out: bool) -> list[tuple[float, shapes.Problem, str]]:
+def losses(
+    estimator: Estimator, *, strict: bool, leave_one_out: bool
+) -> list[tuple[float, shapes.Problem, str]]:
     """How much longer the choice takes than the best measured row, per point, and the choice.
 
-    With ``leave_one_out`` each point is estimated from the others: what to expect between points.
-    A choice that was not measured there counts as ``SKIPPED`` times the best.
+    Among the strict rows, or all. With ``leave_one_out`` each point is estimated from the others:
+    what to expect between points. A choice that was not measured there counts as ``SKIPPED`` times
+    the best.
     """
     rows = []
+    allowed = {row.key for row in estimator.rows if row.strict or not strict}
     for i, point in enumerate(estimator.points):
-        key = estimator.choice(point.problem, without=i if leave_one_out else None)
-        best = min(point.us.values())
+        key = estimator.choice(point.problem, strict=strict, without=i if leave_one_out else None)
+        best = min(us for name, us in point.us.items() if name in allowed)
         rows.append((point.us.get(key, SKIPPED * best) / best - 1, point.problem, key))
     return rows

@@ -22,6 +22,7 @@ class Tile:
         width: floats that one access to global memory moves.
         buffers: slices of the operands in shared memory at once; 0 where there are none.
         min_blocks: blocks that must fit on a multiprocessor (the kernel's launch bound).
+        cluster: blocks that share what they fetch of the second operand; 1 where each has its own.
         group: rows of tiles that are walked together, to stay in the L2 cache.
         smem: shared memory of a block, in bytes.
         rate: measured TFLOP/s on a large problem, which the choice rests on where a row is not in
@@ -39,6 +40,7 @@ class Tile:
     width: int
     buffers: int
     min_blocks: int
+    cluster: int
     group: int
     smem: int
     rate: float

@@ -62,7 +62,7 @@ double plain(const Tile& t, const Gemm& g, const Device& device) {
 bool describes(const TableRow& r, const Stage& s, const Tile& t) {
   return s.name == r.stage && t.BM == r.BM && t.BN == r.BN && t.BK == r.BK && t.WM == r.WM &&
          t.WN == r.WN && t.TM == r.TM && t.TN == r.TN && t.buffers == r.buffers &&
-         t.min_blocks == r.min_blocks;
+         t.min_blocks == r.min_blocks && t.cluster == r.cluster;
 }
 
 const char* words(int layout) {
@@ -105,31 +105,34 @@ Selector::Selector(std::span<const Stage> all, const Table& table) : all_(all), 
 }
 
 // A row that the point lacks was expected to take `skipped` times the least; longer, where its
-// model times the best row's correction says so.
+// model times the best row's correction says so. Strict rows are measured beside strict ones and
+// the others beside the others.
 void Selector::add(const TablePoint& p) {
   Gemm g;
   g.m = p.m, g.n = p.n, g.k = p.k;
   Measured m{place(g), &p, 0};
   m.place.layout = p.layout, m.place.wide = p.wide;
   std::array<double, kTableRows> by_model{};
-  double least = INFINITY, best_excess = 0;
+  struct {
+    double us = INFINITY, excess = 0;
+  } least[2];  // by whether strict
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (!rows_[i].known) continue;
     by_model[i] = model(rows_[i], g, {table_.sm, table_.sm_count}, p.layout);
     const double us = p.us[static_cast<size_t>(rows_[i].known - table_.rows.data())];
     if (us <= 0 || !std::isfinite(by_model[i])) continue;
     m.rows |= uint64_t{1} << i;
-    if (us >= least) continue;
-    least = us;
-    best_excess = std::log2(us / by_model[i]);
+    auto& its = least[rows_[i].stage->strict];
+    if (us < its.us) its = {us, std::log2(us / by_model[i])};
   }
   for (size_t i = 0; i < rows_.size(); ++i) {
     double excess = 0;
+    const auto& its = least[rows_[i].stage->strict];
     if (m.rows >> i & 1)
       excess =
           std::log2(p.us[static_cast<size_t>(rows_[i].known - table_.rows.data())] / by_model[i]);
-    else if (rows_[i].known && m.rows && std::isfinite(by_model[i]))
-      excess = std::max(best_excess, std::log2(table_.skipped * least / by_model[i]));
+    else if (rows_[i].known && std::isfinite(its.us) && std::isfinite(by_model[i]))
+      excess = std::max(its.excess, std::log2(table_.skipped * its.us / by_model[i]));
     excess_.push_back(static_cast<float>(excess));
   }
   measured_.push_back(m);

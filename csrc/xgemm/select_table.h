@@ -16,7 +16,7 @@ constexpr int kTableRows = 64;
 // (select.cpp) that fit the measurements best.
 struct TableRow {
   const char* stage;
-  int BM, BN, BK, WM, WN, TM, TN, buffers, min_blocks;
+  int BM, BN, BK, WM, WN, TM, TN, buffers, min_blocks, cluster;
   float fixed;      // microseconds of any launch
   float prologue;   // of a block, in elements of k
   float alone;      // an SM with a part x of its blocks runs at x^alone of its rate

@@ -20,11 +20,11 @@ struct Scheme {
   int parts;
   float lo_scale;  // of the parts after the first: what they were multiplied by
   float tiny, low;  // of |t|: see RowScale
-  int least_k;  // for fewer products the parts' rounding shows
+  int least;  // elements of a row that must not be low
   int segment;  // of k, after which the sum of the corrections is added to an FP32 register
 };
-constexpr Scheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1p1f, 32, 8192};
-constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-100f, 0x1p-43f, 1, 1024};
+constexpr Scheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1p1f, 64, 8192};
+constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-100f, 0x1p-43f, 0, 1024};
 constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }
 
 // What is known of a row besides its parts.
@@ -35,19 +35,23 @@ constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kB
 // A's row and g of B's column is low, and a share s and t of them tiny, the tiny ones cost a result
 // less than half a unit in the last place of |A||B| as long as f + 4 s + g + 4 t <= 1. That is what
 // `risk` holds, for every pair of a row and a column, and with no other row having a say.
+//
+// A row with few elements that are not low has kSparse for its risk, and suffices with none: what
+// few products lose by fp16x3, 2^-23 of each, is more than a short chain's roundings; in a long one
+// it vanishes among them.
 struct RowScale {
   int16_t exponent;  // t = x * 2^exponent
   int16_t top;  // floor(log2 |largest x|); kNotFinite where there is an infinity or a NaN
   float risk;  // share of low elements + 4 * share of tiny ones; negative if there are tiny ones
 };
+constexpr float kSparse = 4.f;
 constexpr int kNotFinite = 32000, kAllZero = -16000;
 
 // Whether parts give the product of this row of A and this column of B; otherwise it takes the
-// chain of FP32 operations: where that could overflow on its way, the chain itself must tell, and
-// where it is short it is more accurate. `depth` is depth_of(k).
+// chain of FP32 operations. Where that could overflow on its way, the chain itself must tell.
+// `depth` is depth_of(k).
 constexpr int kOverflow = 124;
-XGEMM_HD int depth_of(Scheme s, int64_t k) {
-  if (k < s.least_k) return 1 << 20;
+XGEMM_HD int depth_of(int64_t k) {
   int depth = 0;
   while (depth < 63 && (int64_t{1} << depth) < k) ++depth;
   return depth;

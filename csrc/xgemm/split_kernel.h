@@ -50,9 +50,12 @@ __device__ __forceinline__ RowScale scale_of(uint32_t largest) {
   return s;
 }
 
-__device__ __forceinline__ float risk_of(int64_t low, int64_t tiny, int64_t k, const RowScale& s) {
-  if (s.top == kAllZero) return 0.f;
-  const float share = static_cast<float>(low + 4 * tiny) / static_cast<float>(k);
+template <Scheme S>
+__device__ __forceinline__ float risk_of(uint32_t low, uint32_t tiny, int64_t k, int top) {
+  if (top == kAllZero) return 0.f;
+  if (k - low < S.least) return -kSparse;
+  const float share =
+      (static_cast<float>(low) + 4.f * static_cast<float>(tiny)) / static_cast<float>(k);
   return tiny ? -share : share;
 }
 
@@ -85,9 +88,10 @@ __device__ __forceinline__ void store_packed(char* p, const uint32_t (&x)[4]) {
 }
 
 // Keeps what is known of a row, and tells the verdict, if it is asked for.
+template <Scheme S>
 __device__ __forceinline__ void keep_scale(const SplitJob& job, int64_t row, RowScale s,
                                            uint32_t low, uint32_t tiny) {
-  s.risk = risk_of(low, tiny, job.k, s);
+  s.risk = risk_of<S>(low, tiny, job.k, s.top);
   job.parts.scales[row] = s;
   if (!job.verdict) return;
   if (risky(s.risk)) atomic_max(&job.verdict->risk[job.operand], float_to_bits(fabsf(s.risk)));
@@ -186,7 +190,7 @@ __device__ void split_along_k(const SplitJob& job, int64_t group) {
   const auto add = [](uint32_t a, uint32_t b) { return a + b; };
   const uint32_t low = row_reduce<kThreads>(static_cast<uint32_t>(counts.low), across[1], add);
   const uint32_t tiny = row_reduce<kThreads>(static_cast<uint32_t>(counts.tiny), across[2], add);
-  if (mine && lane == 0) keep_scale(job, row, scale, low, tiny);
+  if (mine && lane == 0) keep_scale<S>(job, row, scale, low, tiny);
 }
 
 // Lanes along rows: strips of kStrip rows, each shared out along k among the blocks of a cluster,
@@ -327,7 +331,7 @@ __device__ void split_along_rows(const SplitJob& job, int64_t block) {
     }
   }
   if (thread < kStrip && rank == 0 && row0 + thread < job.parts.rows)
-    keep_scale(job, z * job.parts.rows + row0 + thread, scales[thread], count[0], count[1]);
+    keep_scale<S>(job, z * job.parts.rows + row0 + thread, scales[thread], count[0], count[1]);
 }
 
 // How operands are shared out. A row along k: kThreads on it, kItems times 8 elements each, so that
@@ -402,7 +406,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
           .block = dim3(kSplitThreads),
           .smem = shape.strip ? sizeof(float) * kStripFloats : 0,
           .cluster = static_cast<unsigned>(shape.cluster),
-          .dependent = true},
+          .dependent = kCluster > 1},
          context, a, b, asks);
 }
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ float unscale(float acc, int a, int b) {
 // columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are unscaled,
 // go through the epilogue and are stored, as far as parts suffice; the others are computed as the
 // strict stages do. j is even.
-template <Scheme S, int kPairs>
+template <int kPairs>
 struct PartsEpilogue {
   const Gemm& g;  // of one matrix of the batch, as the scales
   const RowScale *rows, *columns;
@@ -29,7 +29,7 @@ struct PartsEpilogue {
 
   __device__ PartsEpilogue(const Gemm& g_, const RowScale* rows_, const RowScale* columns_,
                            int64_t i_, int64_t j_)
-      : g(g_), rows(rows_), columns(columns_), i(i_), j(j_), depth(depth_of(S, g_.k)) {
+      : g(g_), rows(rows_), columns(columns_), i(i_), j(j_), depth(depth_of(g_.k)) {
     wide = g.d.cs == 1 && reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0 && g.d.rs % 2 == 0;
   }
 

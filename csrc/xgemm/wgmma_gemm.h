@@ -104,12 +104,12 @@ __device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], u
 }
 
 // The epilogue of one tile: `group` has 64 rows of it.
-template <Scheme S, Tile T>
+template <Tile T>
 __device__ __forceinline__ void store_tile(const WgmmaJob& job, int64_t z, const Origin& o,
                                            int group, const float (&sum)[64]) {
   const Gemm g = job.g.at(z);
   const int lane = threadIdx.x % 32;
-  const PartsEpilogue<S, T.BN / 8> epilogue(
+  const PartsEpilogue<T.BN / 8> epilogue(
       g, job.a_parts.scales + job.a_parts.first_row(z),
       job.b_parts.scales + job.b_parts.first_row(z),
       o.i + group * 64 + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4, o.j + lane % 4 * 2);
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
 #pragma unroll
         for (int e = 0; e < 64; ++e) sum[e] = fmaf(rest[e], 1.f / S.lo_scale, sum[e]);
       }
-      store_tile<S, T>(job, t / tiles, origin(t % tiles), group, sum);
+      store_tile<T>(job, t / tiles, origin(t % tiles), group, sum);
     }
   }
   // A block's shared memory is to outlive what the other of the cluster sends there.

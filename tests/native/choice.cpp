@@ -120,6 +120,7 @@ Table invented_table(const std::vector<Stage>& all, const std::vector<Gemm>& pro
                             t.TN,
                             t.buffers,
                             t.min_blocks,
+                            t.cluster,
                             2.f,
                             8.f * static_cast<float>(t.BK),
                             .35f,
@@ -171,7 +172,8 @@ void is_total(const std::vector<Stage>& all, const Table& table) {
 
 bool same_tile(const TableRow& r, const Tile& t) {
   return r.BM == t.BM && r.BN == t.BN && r.BK == t.BK && r.WM == t.WM && r.WN == t.WN &&
-         r.TM == t.TM && r.TN == t.TN && r.buffers == t.buffers && r.min_blocks == t.min_blocks;
+         r.TM == t.TM && r.TN == t.TN && r.buffers == t.buffers && r.min_blocks == t.min_blocks &&
+         r.cluster == t.cluster;
 }
 
 // What was measured is what is said, and the least of it is taken.

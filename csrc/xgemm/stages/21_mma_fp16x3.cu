@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
                  *columns = job.b.scales + job.b.first_row(z);
 #pragma unroll
   for (int i = 0; i < kM; ++i)
-    PartsEpilogue<S, kN>(g, rows, columns, o.i + ty + 16 * i + lane / 4, o.j + tx + lane % 4 * 2)
+    PartsEpilogue<kN>(g, rows, columns, o.i + ty + 16 * i + lane / 4, o.j + tx + lane % 4 * 2)
         .store(sum[i]);
 }
 
