@@ -12,5 +12,6 @@ void expect(bool good, const std::string& what);
 bool throws(const std::function<void()>& f, const std::string& part);
 
 void test_select();
+void test_split();
 
 }  // namespace xgemm

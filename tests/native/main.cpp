@@ -1,6 +1,6 @@
 // The torch-free layer by itself, for sanitizers and debuggers: every stage of the registry on the
-// host flavour against the plain chain, bit for bit; the pure functions exhaustively; a stage with
-// a workspace and two launches.
+// host flavour against the plain chain, bit for bit where it is strict; the pure functions
+// exhaustively; a stage with a workspace and two launches.
 //
 //   xgemm_native               all of it
 //   xgemm_native probe FAULT   one planted fault, which must end the program with an error
@@ -99,6 +99,22 @@ bool same_bits(const std::vector<float>& x, const std::vector<float>& y) {
   return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
 }
 
+// As near to each other as two roundings of D are in which no part of an operand is lost.
+bool near(const std::vector<float>& x, const std::vector<float>& y, const Gemm& g) {
+  for (int64_t z = 0; z < g.batch; ++z) {
+    const Gemm one = g.at(z);
+    for (int64_t i = 0; i < g.m; ++i)
+      for (int64_t j = 0; j < g.n; ++j) {
+        double size = g.beta == 0.f ? 0. : std::fabs(double{g.beta} * one.c(i, j));
+        for (int64_t k = 0; k < g.k; ++k)
+          size += std::fabs(double{g.alpha} * one.a(i, k) * one.b(k, j));
+        const auto at = static_cast<size_t>(&one.d(i, j) - g.d.data);
+        if (!(std::fabs(double{x[at]} - y[at]) <= 16 * 0x1p-24 * size)) return false;
+      }
+  }
+  return true;
+}
+
 constexpr float kUntouched = 12345.f;
 
 std::vector<float> result(Problem& p, const std::function<void(const Gemm&)>& run) {
@@ -116,11 +132,13 @@ void test_stages() {
   const auto sizes =
       kTsan ? std::vector<Size>{{33, 65, 17}, {130, 12, 9}}
             : std::vector<Size>{{1, 1, 1}, {33, 65, 17}, {64, 64, 32}, {130, 129, 9}, {5, 140, 0}};
+  // Stages that multiply parts leave short sums to the chain.
+  const std::vector<Size> deep{{70, 40, 150}, {5, 140, 0}};
   const auto orders = kTsan ? std::vector<Order>{Order::random}
                             : std::vector<Order>{Order::forward, Order::reverse, Order::random};
   for (const Stage& stage : stages(Flavour::host))
     for (int row = 0; row < static_cast<int>(stage.tiles.size()); ++row)
-      for (const Size& s : sizes)
+      for (const Size& s : stage.strict ? sizes : deep)
         for (int layout = 0; layout < 4; ++layout)
           for (int64_t gap : {0, 3}) {
             const bool plain = layout % 2;
@@ -130,10 +148,10 @@ void test_stages() {
             for (auto order : orders) {
               simt::configure({.order = order, .seed = 7, .row = row});
               const auto got = result(p, [&](const Gemm& g) { simt::run_watched(stage, g); });
-              expect(same_bits(want, got), stage.name + " row " + std::to_string(row) + " " +
-                                               std::to_string(s.m) + "x" + std::to_string(s.n) +
-                                               "x" + std::to_string(s.k) + " layout " +
-                                               std::to_string(layout));
+              expect(stage.strict ? same_bits(want, got) : near(want, got, p.g),
+                     stage.name + " row " + std::to_string(row) + " " + std::to_string(s.m) + "x" +
+                         std::to_string(s.n) + "x" + std::to_string(s.k) + " layout " +
+                         std::to_string(layout));
             }
           }
   simt::configure({});
@@ -310,7 +328,7 @@ void test_registry() {
   s.min_sm = 90;
   s.max_sm = 90;
   s.strict = false;
-  s.tiles = {{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .rate = 50.f}};
+  s.tiles = {{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .rate = 1000.f}};
   s.refuse = [](const Gemm& g) { return g.k % 2 ? "needs an even K" : nullptr; };
   s.workspace = [](const Gemm& g, const Context&) {
     return static_cast<size_t>(g.m * g.n) * kParts * sizeof(float);
@@ -368,6 +386,7 @@ int run_all() {
     test_slots();
     test_tiles();
     test_select();
+    test_split();
     test_rows();
   }
   test_registry();
