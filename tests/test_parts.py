@@ -130,6 +130,18 @@ def _tiny_meets_huge() -> tuple[Tensor, Tensor]:
     return a, b
 
 
+def _both_far_below() -> tuple[Tensor, Tensor]:
+    """Each result is one product, of elements ever farther below their row's and column's largest.
+
+    The largest elements meet zeros. What is scaled by them has products below FP32's range.
+    """
+    a, b = torch.zeros(30, 70), torch.zeros(70, 30)
+    a[:, 0], b[2] = 2.0**50, 2.0**50
+    far = torch.exp2(50 - 4.0 * torch.arange(30))
+    a[:, 1], b[1] = far * (1 + torch.rand(30)), far * (1 + torch.rand(30))
+    return a, b
+
+
 def _few_of_many_are_tiny() -> tuple[Tensor, Tensor]:
     """Shares of tiny elements from one to all, in rows against columns that have them elsewhere."""
     k = 128
@@ -155,7 +167,7 @@ SPECIALS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     make.__name__.strip("_"): make
     for make in (
         _infinities, _infinities_of_both_signs, _zeros_and_infinities, _overflow, _subnormal,
-        _tiny_meets_huge, _few_of_many_are_tiny, _wide_rows,
+        _tiny_meets_huge, _both_far_below, _few_of_many_are_tiny, _wide_rows,
     )
 }  # fmt: skip
 
@@ -177,9 +189,8 @@ def test_the_specials_are_what_they_are_called():
     inf = {case: int(chain(*make()).isinf().sum()) for case, make in SPECIALS.items()}
     assert min(nan[c] for c in SPECIALS if c.startswith(("infinities", "zeros"))) > 0
     assert min(inf[c] for c in ("infinities", "infinities_of_both_signs", "overflow")) > 0
-    assert not any(
-        nan[c] + inf[c] for c in SPECIALS if "tiny" in c or c in ("wide_rows", "subnormal")
-    )
+    finite = ("subnormal", "tiny_meets_huge", "both_far_below", "few_of_many_are_tiny", "wide_rows")
+    assert not any(nan[c] + inf[c] for c in finite)
     a, b = _overflow()
     assert bool((problems.exact(a, b).abs() < accuracy.FLT_MAX)[chain(a, b).isinf()].any())
 
