@@ -20,12 +20,14 @@ from xgemm_torch import simt
 
 # Ragged ones, and one whose tiles are whole and whose K is longer than every ring of slices.
 SHAPES = [(130, 70, 37), (33, 129, 8), (1, 1, 1), (64, 260, 33), (256, 256, 200)]
+# Of |A||B|: how far a stage that is not strict may be from the chain.
+BOUND = 16 * 2.0**-24
 
 
 def main() -> int:
     """Run all stages; the exit code is 1 when a bit is wrong."""
     torch.manual_seed(0)
-    rows = [(s.name, row) for s in xgemm_torch.stages() for row in range(len(s.tiles))]
+    rows = [(s, row) for s in xgemm_torch.stages() for row in range(len(s.tiles))]
     wrong = 0
     for m, n, k in SHAPES:
         for trans_a in (False, True):
@@ -35,11 +37,13 @@ def main() -> int:
                 c = torch.randn(m, n)
                 options = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 1.5, "beta": 0.5}
                 want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
+                size = xgemm_torch.sgemm(a.abs(), b.abs(), c.abs(), precision="ieee", **options)
                 on_gpu = [t.cuda() for t in (a, b, c)]
-                for name, row in rows:
+                for stage, row in rows:
                     with simt.configure(row=row):
-                        got = xgemm_torch.sgemm(*on_gpu, kernel=name, **options)
-                    wrong += not torch.equal(got.cpu(), want)
+                        got = xgemm_torch.sgemm(*on_gpu, kernel=stage.name, **options).cpu()
+                    near = bool(((got - want).abs() <= BOUND * size).all())
+                    wrong += not (torch.equal(got, want) if stage.strict else near)
     print(f"{len(SHAPES) * 4 * len(rows)} products, {wrong} wrong")
     return wrong != 0
 

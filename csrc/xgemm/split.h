@@ -4,7 +4,8 @@
 // A row of A (a column of B) is scaled by a power of two so that its largest element lies in
 // [2^14, 2^15). t = x * 2^exponent is then split:
 //   fp16x3  t = hi + lo / 2048, fp16 each: 23 bits, if |t| >= 2^-13
-//   bf16x6  t = p0 + p1 + p2, bf16 each: all 24 bits, if |t| >= 2^-100
+//   bf16x6  t = p0 + p1 + p2, bf16 each: all 24 bits, and products that are FP32 numbers, if |t| >=
+//   2^-62
 #pragma once
 
 #include <bit>
@@ -24,7 +25,7 @@ struct Scheme {
   int segment;  // of k, after which the sum of the corrections is added to an FP32 register
 };
 constexpr Scheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1p1f, 64, 8192};
-constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-100f, 0x1p-43f, 0, 1024};
+constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-62f, 0x1p-43f, 0, 1024};
 constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }
 
 // What is known of a row besides its parts.
@@ -46,6 +47,15 @@ struct RowScale {
 };
 constexpr float kSparse = 4.f;
 constexpr int kNotFinite = 32000, kAllZero = -16000;
+
+// The risk of a row of k elements, so many of them low and tiny.
+XGEMM_HD float risk_of(Scheme s, uint32_t low, uint32_t tiny, int64_t k, int top) {
+  if (top == kAllZero) return 0.f;
+  if (k - low < s.least) return -kSparse;
+  const float share =
+      (static_cast<float>(low) + 4.f * static_cast<float>(tiny)) / static_cast<float>(k);
+  return tiny ? -share : share;
+}
 
 // Whether parts give the product of this row of A and this column of B; otherwise it takes the
 // chain of FP32 operations. Where that could overflow on its way, the chain itself must tell.

@@ -50,15 +50,6 @@ __device__ __forceinline__ RowScale scale_of(uint32_t largest) {
   return s;
 }
 
-template <Scheme S>
-__device__ __forceinline__ float risk_of(uint32_t low, uint32_t tiny, int64_t k, int top) {
-  if (top == kAllZero) return 0.f;
-  if (k - low < S.least) return -kSparse;
-  const float share =
-      (static_cast<float>(low) + 4.f * static_cast<float>(tiny)) / static_cast<float>(k);
-  return tiny ? -share : share;
-}
-
 __device__ __forceinline__ int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 __device__ __forceinline__ uint32_t max_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
@@ -91,7 +82,7 @@ __device__ __forceinline__ void store_packed(char* p, const uint32_t (&x)[4]) {
 template <Scheme S>
 __device__ __forceinline__ void keep_scale(const SplitJob& job, int64_t row, RowScale s,
                                            uint32_t low, uint32_t tiny) {
-  s.risk = risk_of<S>(low, tiny, job.k, s.top);
+  s.risk = risk_of(S, low, tiny, job.k, s.top);
   job.parts.scales[row] = s;
   if (!job.verdict) return;
   if (risky(s.risk)) atomic_max(&job.verdict->risk[job.operand], float_to_bits(fabsf(s.risk)));

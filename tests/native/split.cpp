@@ -17,10 +17,8 @@ constexpr Scheme kSchemes[] = {kFp16x3, kBf16x6};
 std::string name_of(const Scheme& s) { return s.type == Half::fp16 ? "fp16x3" : "bf16x6"; }
 
 // A row of k elements, `low` of them below the scheme's low and `tiny` of these below its tiny.
-RowScale row_of_counts(int64_t low, int64_t tiny, int64_t k) {
-  RowScale s{0, 0, 0.f};
-  s.risk = risk_of(low, tiny, k, s);
-  return s;
+RowScale row_of_counts(const Scheme& s, int64_t low, int64_t tiny, int64_t k) {
+  return {0, 0, risk_of(s, static_cast<uint32_t>(low), static_cast<uint32_t>(tiny), k, 0)};
 }
 
 // The most that a product with an element below `tiny` can be wrong, in units of its partner: what
@@ -34,14 +32,16 @@ double error_of_tiny(const Scheme& s) {
 // products count in which neither factor is low.
 void test_tiny_elements() {
   int allowed = 0;
-  for (const Scheme& s : kSchemes)
+  for (const Scheme& s : kSchemes) {
+    Scheme any = s;
+    any.least = 0;  // the shares count here, not how many they are of
     for (int64_t k = 1; k <= 20; ++k)
       for (int64_t low_a = 0; low_a <= k; ++low_a)
         for (int64_t tiny_a = 0; tiny_a <= low_a; ++tiny_a)
           for (int64_t low_b = 0; low_b <= k; ++low_b)
             for (int64_t tiny_b = 0; tiny_b <= low_b; ++tiny_b) {
-              const RowScale a = row_of_counts(low_a, tiny_a, k),
-                             b = row_of_counts(low_b, tiny_b, k);
+              const RowScale a = row_of_counts(any, low_a, tiny_a, k),
+                             b = row_of_counts(any, low_b, tiny_b, k);
               const bool suffice = parts_suffice(a, b, 0);
               expect(suffice == parts_suffice(b, a, 0), "rows and columns are alike");
               if (!suffice || tiny_a + tiny_b == 0) continue;
@@ -56,6 +56,7 @@ void test_tiny_elements() {
                 return;
               }
             }
+  }
   expect(allowed > 1000, "some tiny elements are allowed");
 }
 
@@ -103,15 +104,26 @@ void test_tops() {
                !parts_suffice(row(other), row(kNotFinite), 0),
            "what is not finite takes the chain");
   expect(parts_suffice(row(kAllZero), row(127), 60), "zeros meet anything that is finite");
-  for (const Scheme& s : kSchemes) {
-    for (int64_t k = s.least_k; k <= 5000; ++k) {
-      const int depth = depth_of(s, k);
-      if ((int64_t{1} << depth) < k || (depth > 0 && int64_t{1} << (depth - 1) >= k))
-        return expect(false, "depth is ceil(log2 k)");
-    }
-    for (int64_t k = 0; k < s.least_k; ++k)
-      expect(!parts_suffice(row(0), row(0), depth_of(s, k)), "short sums take the chain");
+  for (int64_t k = 0; k <= 5000; ++k) {
+    const int depth = depth_of(k);
+    if ((int64_t{1} << depth) < k || (depth > 0 && int64_t{1} << (depth - 1) >= k))
+      return expect(false, "depth is ceil(log2 k)");
   }
+}
+
+// Rows of few elements that count suffice with none, whatever the others are; zeros with all.
+void test_sparse_rows() {
+  const RowScale ordinary{0, 0, 0.f};
+  for (const Scheme& s : kSchemes)
+    for (int64_t k : {1, 20, 63, 64, 65, 1000, 100000})
+      for (int64_t count = 0; count <= 70 && count <= k; ++count) {
+        const auto low = static_cast<uint32_t>(k - count);
+        const RowScale row{0, 0, risk_of(s, low, 0, k, 0)};
+        expect(parts_suffice(row, ordinary, 0) == (count >= s.least) &&
+                   parts_suffice(ordinary, row, 0) == (count >= s.least),
+               name_of(s) + ": a row with " + std::to_string(count) + " elements that count");
+        expect(risk_of(s, low, 0, k, kAllZero) == 0.f, "zeros have no risk");
+      }
 }
 
 Gemm problem_of(int64_t m, int64_t n, int64_t k, int64_t batch, bool shared_a, bool shared_b) {
@@ -174,6 +186,7 @@ void test_split() {
   test_tiny_elements();
   test_what_is_not_tiny();
   test_tops();
+  test_sparse_rows();
   test_places();
 }
 

@@ -19,20 +19,22 @@ constexpr int kCluster = 8;  // of the split
 
 // From this many multiply-adds on, two more launches, mostly idle, are no price for what they can
 // save: below, elements that two parts cannot hold are computed as the strict stages do, in the
-// epilogue.
+// epilogue. The first row, which is for large problems, always decides.
 constexpr double kDecides = 0x1p33;
 
-bool decides(const Gemm& g) {
-  return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k) *
-             static_cast<double>(g.batch) >=
-         kDecides;
+bool decides(const Gemm& g, const Context& context) {
+  return context.row == 0 || static_cast<double>(g.m) * static_cast<double>(g.n) *
+                                     static_cast<double>(g.k) * static_cast<double>(g.batch) >=
+                                 kDecides;
 }
 
-SplitPlan plan_for(const Gemm& g, void* workspace) {
-  return plan_split(g, decides(g) ? kBf16x6.parts : kFp16x3.parts, workspace);
+SplitPlan plan_for(const Gemm& g, const Context& context, void* workspace) {
+  return plan_split(g, decides(g, context) ? kBf16x6.parts : kFp16x3.parts, workspace);
 }
 
-size_t workspace(const Gemm& g, const Context&) { return plan_for(g, nullptr).bytes; }
+size_t workspace(const Gemm& g, const Context& context) {
+  return plan_for(g, context, nullptr).bytes;
+}
 
 __global__ void __launch_bounds__(32) clear(Verdict* verdict) {
   wait_for_launch_before();
@@ -45,8 +47,8 @@ void run(const Gemm& g, const Context& context) {
       launch_wgmma<kFp16x3, kTiles[0]>, launch_wgmma<kFp16x3, kTiles[1]>,
       launch_wgmma<kFp16x3, kTiles[2]>};
   static_assert(std::size(kernels) == std::size(kTiles));
-  const SplitPlan plan = plan_for(g, context.workspace);
-  if (!decides(g)) {
+  const SplitPlan plan = plan_for(g, context, context.workspace);
+  if (!decides(g, context)) {
     split<kFp16x3, kCluster>(g, plan, context);
     return kernels[context.row](g, plan, context, When::always);
   }
