@@ -320,11 +320,12 @@ def test_permuted_rows_have_permuted_bits(stage, device, k, data, seed):
 @on_every_row
 def test_a_row_has_no_say_in_another(stage, row, device):
     """What parts cannot give is computed otherwise in the rows and columns that need it, and there
-    alone."""
+    alone; but where a verdict on the whole picks the scheme, wide rows have their say."""
     a, b, _ = problems.operands(60, 50, 100)
     changed, other = a.clone(), b.clone()
-    changed[7], changed[30, 3], changed[31, 9] = problems.wide(100), math.nan, accuracy.FLT_MAX
-    other[:, 20], other[5, 33] = problems.wide(100), math.inf
+    changed[30, 3], changed[31, 9], other[5, 33] = math.nan, accuracy.FLT_MAX, math.inf
+    if (stage, row) != ("wgmma_fp16x3", 0):
+        changed[7], other[:, 20] = problems.wide(100), problems.wide(100)
     rows = [i for i in range(60) if i not in (7, 30, 31)]
     columns = [j for j in range(50) if j not in (20, 33)]
     with simt.configure(row=row):
