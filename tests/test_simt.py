@@ -17,8 +17,8 @@ STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
 PROBES = sorted((STAGE_FILES.parent / "host").glob("probes*.cu"))
 PLACE = r"[\w.]+\.(cu|h):\d+"
 CAUGHT = (
-    "race on shared memory|uninitialised|unfinished (copy|wgmma)|overwritten|deadlock|mbarrier"
-    "|divergent wgmma"
+    "race on (shared|global) memory|uninitialised|unfinished (copy|wgmma)|overwritten|deadlock"
+    "|mbarrier|divergent wgmma"
 )
 
 # What a planted fault's report must say. Every one names a file and a line.
@@ -85,6 +85,7 @@ FAULTS = {
     "short_mask": "deadlock: .* and 8192 bytes.*of block . of the cluster",
     "block_not_there": "out of bounds: the TMA of .* more blocks than the cluster's 2",
     "missing_named_barrier": "race on shared memory",
+    "missing_cluster_sync": "race on global memory: .* (stored|read), with no barrier between",
     "misaligned_ldmatrix": "misaligned: .* moves 16 bytes at an address that is 4 past",
     "mma_of_31_lanes": "deadlock: .* wait in ldmatrix at .* lane 3 has exited",
 }
@@ -103,6 +104,7 @@ RIGHT = [
     "tma_product_cluster",
     "tma_dot_product",
     "warp_product",
+    "split_product",
 ]
 
 # What makes a line a site of each kind.
@@ -135,6 +137,14 @@ def sites_in(path: Path, first: int = 1, last: int | None = None) -> dict[str, s
 
 SITES = {
     site: kind for path in sorted(STAGE_FILES.glob("*.cu")) for site, kind in sites_in(path).items()
+}
+
+# Kernels that several stages share are in headers; an instruction's own header is none of those.
+HEADER_SITES = {
+    site: kind
+    for path in sorted(STAGE_FILES.parent.glob("*.h"))
+    if not path.name.startswith("ptx")
+    for site, kind in sites_in(path).items()
 }
 
 
@@ -216,17 +226,43 @@ def test_a_right_kernel_needs_all_its_sites(probe, site, order):
     _C.simt_probe(probe)
 
 
-def test_all_sites_of_all_stages_are_run():
+def depths(stage: xgemm_torch.Stage) -> tuple[int, ...]:
+    """Of K, so that a stage comes to all its sites: it says in which way operands are split."""
+    return (depth(stage),) if stage.strict else (depth(stage), 1100, 2100, 4200)
+
+
+@pytest.fixture(scope="module")
+def came_to():
+    """For each site the stages, rows of their tile tables and K that come to it."""
+    found: dict[str, list[tuple[str, int, int]]] = {}
     for stage in xgemm_torch.stages():
-        a, b, _ = problems.operands(70, 40, depth(stage))
-        for row in range(len(stage.tiles)):
-            with simt.configure(row=row):
-                xgemm_torch.sgemm(a, b, kernel=stage.name)
+        for k in depths(stage):
+            a, b, _ = problems.operands(70, 40, k)
+            for row in range(len(stage.tiles)):
+                _C.simt_forget_sites()
+                with simt.configure(row=row):
+                    xgemm_torch.sgemm(a, b, kernel=stage.name)
+                for site in simt.sites():
+                    found.setdefault(site, []).append((stage.name, row, k))
+    return found
+
+
+def test_all_sites_of_all_stages_are_run(came_to):
+    # A function of ptx*.h that waits takes a simt::Site and hands it on: the line is the kernel's.
+    assert set(came_to) == set(SITES | HEADER_SITES)
+    assert {"barrier", "mbarrier wait", "wgmma wait"} <= set((SITES | HEADER_SITES).values())
+
+
+def test_sites_have_kinds():
+    _C.simt_forget_sites()
+    assert simt.sites() == []
+    _C.simt_probe("tma_product_cluster")
+    assert sorted(sum((simt.sites(kind) for kind in simt.SITES), [])) == sorted(simt.sites())
     for kind in simt.SITES:
-        assert {site for site in SITES if SITES[site] == kind} <= set(simt.sites(kind))
-    assert "barrier" in SITES.values()
-    # A function of a header that waits takes a simt::Site and hands it on: the line is the stage's.
-    assert not [site for site in simt.sites() if ".cu:" not in site]
+        lines = [int(site.split(":")[1]) for site in simt.sites(kind)]
+        text = (PROBES[0].parent / "probes_hopper.cu").read_text().splitlines()
+        assert all(CALLS[kind] in text[line - 1] for line in lines)
+    assert len(simt.sites("cluster barrier")) == 2 and len(simt.sites("mbarrier wait")) == 2
     with pytest.raises(ValueError, match="no sites of kind 'nope'; there are: barrier, "):
         simt.sites("nope")
 
@@ -249,6 +285,22 @@ def test_every_site_is_needed(site, layout, order):
             xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)  # and is right again with it
 
 
+@pytest.mark.parametrize("order", simt.ORDERS)
+@pytest.mark.parametrize("site", HEADER_SITES)
+def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
+    """The same for those in headers, with every row of the first stage that comes to one."""
+    name = came_to[site][0][0]
+    least = {row: k for stage, row, k in reversed(came_to[site]) if stage == name}
+    for row, k in least.items():
+        a, b, _ = problems.operands(70, 40, k)
+        with simt.configure(skip=site, order=order, row=row):
+            with pytest.raises(RuntimeError, match=CAUGHT) as error:
+                xgemm_torch.sgemm(a, b, kernel=name)
+        assert re.search(PLACE, str(error.value)), str(error.value)
+        with simt.configure(row=row):
+            xgemm_torch.sgemm(a, b, kernel=name)  # and is right again with it
+
+
 @pytest.mark.parametrize("stage", problems.STAGES)
 def test_results_do_not_depend_on_the_order(stage):
     a, b, _ = problems.operands(70, 66, 40)
@@ -257,7 +309,7 @@ def test_results_do_not_depend_on_the_order(stage):
     for order in simt.ORDERS:
         for seed in range(3):
             with simt.configure(order=order, seed=seed):
-                assert torch.equal(xgemm_torch.sgemm(a, b, kernel=stage), want)
+                assert torch.equal(xgemm_torch.sgemm(a, b, kernel=stage.name), want)
 
 
 def test_a_failed_launch_leaves_the_next_one_right():

@@ -189,6 +189,12 @@ PyObject* py_simt_sites(PyObject*, PyObject*) {
     return list(all);
   });
 }
+PyObject* py_simt_forget_sites(PyObject*, PyObject*) {
+  return text([] {
+    simt::forget_sites();
+    return std::string();
+  });
+}
 PyObject* py_simt_probes(PyObject*, PyObject*) {
   return text([] {
     std::vector<std::string> all;
@@ -339,6 +345,8 @@ PyMethodDef methods[] = {
      "simt_configure(order, seed, skip, row) -> the settings before, as JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,
      "Every barrier, commit and wait that the host flavour has run, as JSON."},
+    {"simt_forget_sites", py_simt_forget_sites, METH_NOARGS,
+     "simt_sites() tells of what runs from now on."},
     {"simt_trace", py_simt_trace, METH_VARARGS,
      "simt_trace(stage, m, n, k, trans_a, trans_b, block) -> (JSON, rows of 11 int64)."},
     {"simt_traffic", py_simt_traffic, METH_VARARGS,

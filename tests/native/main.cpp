@@ -191,7 +191,7 @@ void test_slots() {
       for (int64_t i = 1; i < axis.size; ++i)
         for (int64_t line : lines) offsets.push_back(line + i * axis.stride);
     }
-    std::vector<int> seen(d.owner.size());
+    std::vector<int> seen(d.uses.size());
     for (int64_t offset : offsets) {
       const char* p = reinterpret_cast<const char*>(uintptr_t{64}) + 4 * offset;
       expect(d.element(p) == offset, "an element is found");

@@ -150,14 +150,19 @@ struct Operand {
   int64_t reach = 0;  // offset of the last element
   bool solid =
       true;  // every offset up to reach is an element, or, for a sliding window, may be one
-  // Of a writable one's elements, by slot: thread of the grid + 1 that stored it.
-  std::vector<uint32_t> owner;
+  // Who has stored a writable one's element in this launch, and who has read it last: a thread of
+  // the grid + 1, and the time, in clock.h's terms.
+  struct Use {
+    uint32_t writer = 0, reader = 0;
+    uint64_t written = 0, read = 0;
+  };
+  std::vector<Use> uses;  // by slot
 
   Operand(const char* name, const void* base, bool writable, std::vector<Axis> all);
   // Offset in floats of the element at p, or -1 when p is none: padding between rows is not part of
   // a view.
   int64_t element(const char* p) const;
-  // Where `owner` has the element at an offset: elements far apart take no more room than others.
+  // Where `uses` has the element at an offset: elements far apart take no more room than others.
   size_t slot(int64_t offset) const;
 };
 
@@ -169,6 +174,7 @@ struct Block {
   unsigned self = 0;  // the thread that runs
   uint64_t phase = 0, first_phase = 0;
   uint32_t passed = 0;  // barriers
+  uint64_t since = 0;  // the time of the last of them
   unsigned finished = 0;  // threads
   std::vector<Fiber> fibers;
   Warp warps[32];

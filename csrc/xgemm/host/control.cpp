@@ -94,4 +94,9 @@ std::vector<SyncSite> sites() {
   return all;
 }
 
+void forget_sites() {
+  std::lock_guard<std::mutex> lock(control);
+  seen.clear();
+}
+
 }  // namespace xgemm::simt

@@ -189,6 +189,23 @@ __global__ void warp_product(const Gemm g, const TensorMap x, const TensorMap y)
   for (int i = 0; i < 4; ++i) g.store(lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2, d[i]);
 }
 
+// Two blocks each sum up half of k, and meet in global memory.
+template <bool kRight>
+__global__ void split_product(const Gemm g, const TensorMap, const TensorMap y) {
+  auto* const scratch = const_cast<float*>(
+      reinterpret_cast<const float*>(static_cast<const char*>(y.data) + y.stride[1]));
+  const int t = threadIdx.x, rank = static_cast<int>(cluster_rank());
+  for (int i = 0; i < g.m; ++i) {
+    float sum = 0.f;
+    for (int64_t k = rank; k < g.k; k += 2) sum += g.a(i, k) * g.b(k, t);
+    scratch[(i * 2 + rank) * g.n + t] = sum;
+  }
+  if (kRight) cluster_sync();
+  if (rank) return;
+  for (int i = 0; i < g.m; ++i)
+    g.store(i, t, scratch[i * 2 * g.n + t] + scratch[(i * 2 + 1) * g.n + t]);
+}
+
 using Kernel = void (*)(Gemm, TensorMap, TensorMap);
 
 struct ProductProbe {
@@ -213,6 +230,8 @@ constexpr ProductProbe kProbes[] = {
     probe_of<Fault::none, 2>("tma_product_cluster"),
     {"tma_dot_product", dot_product<Fault::none>, false, 1, 32, 4, 2 * kM, 0, 96},
     {"warp_product", warp_product<true, true>, false, 1, 16, 8, 16, 16, 32},
+    {"split_product", split_product<true>, false, 2, 16, 32, 1, 48, 32},
+    {"missing_cluster_sync", split_product<false>, true, 2, 16, 32, 1, 48, 32},
     probe_of<Fault::no_init>("mbarrier_without_init"),
     probe_of<Fault::no_barrier_after_init>("mbarrier_init_unseen"),
     probe_of<Fault::no_full_wait>("missing_full_wait"),
@@ -297,7 +316,7 @@ bool run_product_probe(const std::string& name) {
     Stage stage;
     stage.name = "probe";
     stage.workspace = [](const Gemm& x, const Context&) {
-      return static_cast<size_t>((x.m + x.n) * x.k * 2);
+      return static_cast<size_t>((x.m + x.n) * x.k * 2 + 2 * x.m * x.n * 4);
     };
     stage.run = run_product;
     run_watched(stage, g);

@@ -49,8 +49,9 @@ struct SyncSite {
   Sync kind;
   std::string place;  // "file.cu:line"
 };
-// All that have run since the library was loaded.
+// All that have run since the library was loaded, or since they were forgotten.
 std::vector<SyncSite> sites();
+void forget_sites();
 
 // Runs a stage of the host flavour with every access of its kernels watched: anything but the
 // operands and the workspace is out of bounds. Throws std::runtime_error for what the kernel does

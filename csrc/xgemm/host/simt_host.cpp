@@ -107,6 +107,7 @@ void pass(Block& b) {
   for (Fiber& f : b.fibers)
     if (f.wait != Wait::finished) f.wait = Wait::nothing;
   b.phase = ++machine().phase;
+  b.since = ++machine().clocks.now;
   ++b.passed;
 }
 
@@ -180,6 +181,7 @@ void begin_block(Machine& m, Block& b) {
   b.quiet = false;
   b.error.clear();
   b.phase = b.first_phase = ++m.phase;
+  b.since = ++m.clocks.now;
   b.passed = b.finished = 0;
   b.clocks = nullptr;
   b.mbarriers.clear();
@@ -258,7 +260,9 @@ Clocks& use_clocks() {
   return m.clocks;
 }
 
-bool same(const Site& x, const Site& y) { return x.line == y.line && !std::strcmp(x.file, y.file); }
+bool same(const Site& x, const Site& y) {
+  return x.line == y.line && (x.file == y.file || !std::strcmp(x.file, y.file));
+}
 
 void to_scheduler() {
   Machine& m = machine();
@@ -333,7 +337,7 @@ void run_grid(dim3 grid, dim3 dims, size_t smem, unsigned cluster, void (*thread
     b.stack_bytes = m.stack_count * kStack;
   }
   m.seen.clear();
-  for (Operand& o : m.operands) std::fill(o.owner.begin(), o.owner.end(), 0u);
+  for (Operand& o : m.operands) std::fill(o.uses.begin(), o.uses.end(), Operand::Use{});
   m.random.seed(s.seed);
   m.skip = s.skip;
   m.thread = thread;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "xgemm/host/trace.h"
+#include "xgemm/host/machine.h"
 
 namespace xgemm::simt {
 namespace {
@@ -202,7 +202,7 @@ Operand::Operand(const char* name_, const void* base_, bool writable_, std::vect
     axes.insert(axes.begin(), *a);
   }
   solid = !nested || elements == reach + 1;
-  if (writable) owner.assign(static_cast<size_t>(solid ? reach + 1 : elements), 0u);
+  if (writable) uses.resize(static_cast<size_t>(solid ? reach + 1 : elements));
 }
 
 int64_t Operand::element(const char* p) const {
@@ -225,6 +225,45 @@ size_t Operand::slot(int64_t offset) const {
   return static_cast<size_t>(number);
 }
 
+namespace {
+
+// Whether what a thread of the grid has done to global memory comes before what the running one
+// does. Blocks of different clusters have nothing that orders them, the threads of a warp all.
+bool before(uint32_t thread, uint64_t then) {
+  const Block& b = *running;
+  const uint32_t block = thread / b.threads, t = thread % b.threads;
+  const unsigned cluster = machine().cluster;
+  if (block == b.linear && (then < b.since || t / 32 == b.self / 32)) return true;
+  if (!b.clocks || block / cluster != b.linear / cluster) return false;
+  return b.clocks->knows(b.agent(b.self), machine().blocks[block % cluster]->agent(t), then);
+}
+
+[[noreturn]] void global_race(const Operand& o, bool write, const void* pc, uint32_t thread,
+                              const char* did) {
+  const Block& b = *running;
+  fail("race on global memory: " + thread_name(b.self) + " of block " + std::to_string(b.linear) +
+       (write ? " stores at " : " reads at ") + place(pc) + " an element of " + o.name +
+       " that thread " + std::to_string(thread % b.threads) + " of block " +
+       std::to_string(thread / b.threads) + did);
+}
+
+// In a launch an element is stored by one thread, and read by others only after that.
+void note_use(const Operand& o, Operand::Use& use, bool write, const void* pc) {
+  const Block& b = *running;
+  const uint32_t self = b.linear * b.threads + b.self;
+  if (use.writer && use.writer - 1 != self) {
+    if (write) global_race(o, write, pc, use.writer - 1, " stored too");
+    if (!before(use.writer - 1, use.written))
+      global_race(o, write, pc, use.writer - 1, " stored, with no barrier between");
+  }
+  if (write && use.reader && use.reader - 1 != self && !before(use.reader - 1, use.read))
+    global_race(o, write, pc, use.reader - 1, " read, with no barrier between");
+  (write ? use.writer : use.reader) = self + 1;
+  (write ? use.written : use.read) = machine().clocks.now;
+}
+
+}  // namespace
+
 void note_global(const char* p, size_t bytes, bool write, const void* pc) {
   Block& b = *running;
   // Elements are counted in floats, whatever they are.
@@ -238,17 +277,9 @@ void note_global(const char* p, size_t bytes, bool write, const void* pc) {
       if (p >= o.base && (!nearest || o.base > nearest->base)) nearest = &o;
       continue;
     }
-    if (!write || bytes < 4) return;
-    const uint32_t self = b.linear * b.threads + b.self + 1;
-    for (const char* q = first; q < end; q += 4) {
-      uint32_t& owner = o.owner[o.slot(o.element(q))];
-      if (owner && owner != self)
-        fail("race on global memory: " + thread_name(b.self) + " of block " +
-             std::to_string(b.linear) + " stores at " + place(pc) + " an element of " + o.name +
-             " that thread " + std::to_string((owner - 1) % b.threads) + " of block " +
-             std::to_string((owner - 1) / b.threads) + " stored too");
-      owner = self;
-    }
+    if (!o.writable || bytes < 4) return;
+    for (const char* q = first; q < end; q += 4)
+      note_use(o, o.uses[o.slot(o.element(q))], write, pc);
     return;
   }
   if (!write && in_this_library(p)) return;
