@@ -20,6 +20,7 @@
 #include "xgemm/launch.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
+#include "xgemm/tensor_map.h"
 
 namespace xgemm {
 namespace {
@@ -222,6 +223,25 @@ void test_tiles() {
     for (const Tile& t : s.tiles) expect(t.legal(), s.name + " has legal tiles");
 }
 
+void test_tensor_maps() {
+  alignas(16) static const char data[32] = {};
+  const TensorShape good{
+      .data = data, .size = {100, 7, 1}, .stride = {208, 16}, .box = {64, 256, 1}};
+  const auto refused = [&](auto change, const char* why) {
+    TensorShape s = good;
+    change(s);
+    expect(throws([&] { make_tensor_map(s); }, why), std::string("a tensor map ") + why);
+  };
+  expect(make_tensor_map(good).data == data, "a tensor map");
+  refused([](TensorShape& s) { s.data = data + 8; }, "of data that is not aligned");
+  refused([](TensorShape& s) { s.size[1] = 0; }, "with a size");
+  refused([](TensorShape& s) { s.stride[0] = 200; }, "with a stride");
+  refused([](TensorShape& s) { s.stride[1] = uint64_t{1} << 40; }, "with a stride");
+  refused([](TensorShape& s) { s.box[1] = 257; }, "with a box");
+  refused([](TensorShape& s) { s.box[2] = 0; }, "with a box");
+  refused([](TensorShape& s) { s.box[0] = 48; }, "with rows of a box");
+}
+
 // A stage of several rows: each can be run, the choice is among them, and auto's choice is the same
 // row.
 struct Rows {
@@ -385,6 +405,7 @@ int run_all() {
     test_raster();
     test_slots();
     test_tiles();
+    test_tensor_maps();
     test_select();
     test_split();
     test_rows();
