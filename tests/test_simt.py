@@ -309,7 +309,7 @@ def test_results_do_not_depend_on_the_order(stage):
     for order in simt.ORDERS:
         for seed in range(3):
             with simt.configure(order=order, seed=seed):
-                assert torch.equal(xgemm_torch.sgemm(a, b, kernel=stage.name), want)
+                assert torch.equal(xgemm_torch.sgemm(a, b, kernel=stage), want)
 
 
 def test_a_failed_launch_leaves_the_next_one_right():
