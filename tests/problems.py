@@ -26,6 +26,9 @@ PARTS = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
 OPERATORS = ["sgemm", *STAGES]
 """The names of torch.ops.xgemm."""
 
+QUICK = ["sgemm", *STRICT, *PARTS[:1]]
+"""Those for tests of what all have in common that call them hundreds of times."""
+
 PRECISIONS = {"auto": ["fp32", "ieee"]} | {
     stage.name: ["fp32", "ieee"] if stage.strict else ["fp32"] for stage in xgemm_torch.stages()
 }

@@ -25,7 +25,6 @@ WAYS: dict[str, Callable[..., Tensor]] = {
     "function": xgemm_torch.sgemm,
     "operator": torch.ops.xgemm.sgemm,
     "stage": getattr(torch.ops.xgemm, problems.STAGES[0]),
-    **{name: getattr(torch.ops.xgemm, name) for name in problems.PARTS[:1]},
 }
 
 
