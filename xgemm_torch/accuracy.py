@@ -212,11 +212,11 @@ def broken(
     """
     limit = slack * (RMS_LIMIT if k >= SHORT else SHORT_RMS_LIMIT)
     terms = {}
-    if found.rms > limit * chain.rms:
+    if not found.rms <= limit * chain.rms:
         terms["rms"] = f"{found.rms:.3g} > {limit:g} * {chain.rms:.3g}"
-    if found.largest > slack * LARGEST_LIMIT * chain.largest:
+    if not found.largest <= slack * LARGEST_LIMIT * chain.largest:
         terms["largest"] = f"{found.largest:.3g} > {slack * LARGEST_LIMIT:g} * {chain.largest:.3g}"
-    if positive and abs(found.mean) >= MEAN_LIMIT:
+    if positive and not abs(found.mean) < MEAN_LIMIT:
         terms["mean"] = f"|{found.mean:.3g}| >= {MEAN_LIMIT:g}"
     if found.astray != chain.astray:
         terms["astray"] = f"{found.astray} elements, the chain's are {chain.astray}"
