@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import environment, marks, timing
+from xgemm_torch import accuracy, environment, marks, timing
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks"
 NAMES = [stage.name for stage in xgemm_torch.stages()]
+OTHERS = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,13 @@ def test_marks_are_of_the_sizes_that_cublas_was_measured_at():
         assert all(mark > 0 for mark in by_size.values()), name
 
 
+def test_goals_are_multiples_and_no_marks():
+    for name, by_size in marks.GOALS.items():
+        assert name not in marks.MARKS and all(2 < goal < 5 for goal in by_size.values())
+
+
 def test_share_of_a_mark():
+    assert marks.share("wgmma_fp16x3", 2048) == 3.95 and marks.share("wgmma_bf16x6", 2048) is None
     assert marks.share("vec4_128x128", 4096) == pytest.approx(36.5 / 51.5)
     assert marks.share("vec4_128x128", 1024) is None
     assert marks.share("naive", 8192) is None
@@ -179,6 +186,7 @@ def test_h200_check_finds_all_stages_equal(layout):
 
     verdict = h200.check(NAMES, 24, layout, device="cpu")
     assert verdict["wrong"] == [] and verdict["bits_equal"] and verdict["chain_on_cpu"]
+    assert list(verdict["errors"]) == ["chain", *OTHERS]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -204,6 +212,39 @@ def test_h200_check_notices_one_wrong_bit(victim, monkeypatch):
     else:
         assert verdict["wrong"][0] == f"{NAMES[0]}: not the bits of the CPU's chain"
         assert len(verdict["wrong"]) == 3
+
+
+@pytest.mark.parametrize("fault", ["coarse", "one element", "not a number"])
+def test_h200_check_notices_an_inaccurate_stage(fault, monkeypatch):
+    import h200
+
+    real, victim = timing.stage_call, OTHERS[-1]
+
+    def broken(name, layout):
+        def call(a, b):
+            result = real(name, layout)(a, b)
+            if name == victim and fault == "coarse":
+                return real(name, layout)(accuracy.tf32(a), accuracy.tf32(b))
+            if name == victim:
+                result[3, 5] = float("nan") if fault == "not a number" else result[3, 5] + 1e-4
+            return result
+
+        return call
+
+    monkeypatch.setattr(timing, "stage_call", broken)
+    verdict = h200.check([NAMES[0], *OTHERS], 24, "TN", device="cpu")
+    assert verdict["bits_equal"]  # of the strict ones
+    assert verdict["wrong"] and all(line.startswith(f"{victim}: ") for line in verdict["wrong"])
+    if fault == "not a number":
+        assert verdict["wrong"] == [f"{victim}: 1 elements, the chain's are 0"]
+
+
+def test_h200_check_of_stages_that_are_not_strict_alone():
+    import h200
+
+    verdict = h200.check(OTHERS[:1], 24, "NN", device="cpu")
+    assert verdict["wrong"] == [] and "error_u" not in verdict
+    assert "errors of " + OTHERS[0] in "\n".join(h200.right([verdict]))
 
 
 def record(share):
@@ -237,7 +278,7 @@ def test_h200_table_and_verdicts(share, word):
     assert f"vec4_128x128       {100 * share:.0f}" in text
     assert f"wanted 70.9%: {word}" in text
     assert text.count("mark ") == 1
-    assert "bits: equal among stages" in text
+    assert "bits: equal among strict stages" in text
     assert "SM clock 1950 to 1950 MHz, up to 500 W" in text
     naive = next(line for line in text.splitlines() if line.startswith("naive"))
     assert naive.split("|")[1].split() == ["-", "-"]
@@ -248,10 +289,10 @@ def test_h200_verdict_of_wrong_bits():
 
     made_up = record(0.8)
     made_up["cases"][1]["check"]["wrong"] = ["naive: not the bits of coalesced"]
-    assert "bits: WRONG in 1 places: naive" in h200.table(made_up)
+    assert "results: WRONG in 1 places: naive" in h200.table(made_up)
     for case in made_up["cases"]:
         del case["check"]
-    assert "bits: not checked" in h200.table(made_up)
+    assert "results: not checked" in h200.table(made_up)
 
 
 # The pytest-benchmark suite
