@@ -26,7 +26,7 @@ from pathlib import Path
 
 from . import archs as archs_module
 from . import compiler as compiler_module
-from . import cuda_toolkit, native, ninja_file, sources
+from . import cuda_toolkit, native, ninja_file, ptxas, sources
 from .archs import Arch
 from .compiler import Compiler
 from .cuda_toolkit import Toolkit
@@ -152,17 +152,22 @@ def write(plan: Plan) -> None:
     ninja_file.write_if_changed(plan.root / plan.include_dir / "xgemm_build_info.h", facts(plan))
 
 
+def nvcc_rule(nvcc: str) -> str:
+    """The command of ninja's rule: compiles, keeps what ptxas says, shows its warnings.
+
+    Some of what it may say is an error.
+    """
+    return (
+        f"{nvcc} $flags -MD -MF $out.d -c $in -o $out > $log 2>&1 || {{ cat $log; exit 1; }}; "
+        f"if grep -E {shlex.quote(ptxas.REFUSED)} $log; then rm -f $out; exit 1; fi; "
+        'grep -i "warning" $log || true'
+    )
+
+
 def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
     assert plan.toolkit
     nvcc = f"{shlex.quote(str(plan.toolkit.nvcc))} -ccbin {shlex.quote(plan.compiler.path)}"
-    # What ptxas says of each kernel is kept; only its warnings are shown.
-    file.rule(
-        "nvcc",
-        f"{nvcc} $flags -MD -MF $out.d -c $in -o $out > $log 2>&1 || {{ cat $log; exit 1; }}; "
-        'grep -i "warning" $log || true',
-        "cuda $in",
-        depfile=True,
-    )
+    file.rule("nvcc", nvcc_rule(nvcc), "cuda $in", depfile=True)
     units = [(stage.path, plan.cuda_archs(stage)) for stage in plan.sources.stages]
     units += [(source, plan.archs) for source in plan.sources.cuda]
     for source, targets in units:

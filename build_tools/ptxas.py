@@ -8,9 +8,10 @@ GPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 REGISTER_FILE = 65536  # registers of an SM, in every architecture from 7.0 on
 
@@ -75,20 +76,86 @@ class Function:
         return self.stack + self.spill_stores + self.spill_loads
 
     @property
-    def tile(self) -> int:
-        """The row of the tile table that the kernel is for: its first integer template argument."""
-        match = re.search(r"kernelILi(\d+)E", self.name)
-        return int(match[1]) if match else 0
+    def kernel(self) -> str:
+        """``"split_kernel"``: the name, without namespaces, template arguments and parameters."""
+        return _demangled(self.name)[0]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The template arguments, as in ``("fp16", "128", "true")``."""
+        return _demangled(self.name)[1]
 
     @property
     def short_name(self) -> str:
         """``"kernel<0,true>"``: the template arguments, without namespaces and parameters."""
-        match = re.search(r"\d+(kernel\w*?)I((?:L[ib]\d+E)+)E", self.name)
-        if not match:
-            return "kernel" if "6kernelE" in self.name else self.name
-        arguments = re.findall(r"L([ib])(\d+)E", match[2])
-        texts = [v if kind == "i" else ("false", "true")[int(v)] for kind, v in arguments]
-        return f"{match[1]}<{','.join(texts)}>"
+        return f"{self.kernel}<{','.join(self.arguments)}>" if self.arguments else self.kernel
+
+
+HALVES = ("fp16", "bf16")  # xgemm::Half
+
+
+def _demangled(name: str) -> tuple[str, tuple[str, ...]]:
+    """The last name in a mangled one, and its template arguments: integers, booleans, halves."""
+    rest, last = re.sub("^_ZN?", "", name), name
+    while match := re.match(r"\d+", rest):
+        end = match.end() + int(match[0])
+        last, rest = rest[match.end() : end], rest[end:]
+    template = re.match(r"I(?:L(?:[ib]|N\w*?Half)E?\d+E)+E", rest)
+    found = re.findall(r"L(?:([ib])|N\w*?Half)E?(\d+)E", template[0]) if template else []
+    texts = {"i": lambda v: v, "b": lambda v: ("false", "true")[int(v)]}
+    return last, tuple(texts.get(kind, lambda v: HALVES[int(v)])(v) for kind, v in found)
+
+
+class Tile(Protocol):
+    """What is asked of a row of a tile table (xgemm_torch.registry.Tile)."""
+
+    BM: int
+    BN: int
+    BK: int
+    threads: int
+    buffers: int
+    min_blocks: int
+    group: int
+    smem: int
+
+
+def row_of(f: Function, tiles: Sequence[Tile]) -> int | None:
+    """The row of a tile table that a kernel is for; None for one that is for none of them.
+
+    ``kernel`` has its row as its first template argument, where that is an integer. Those of
+    ``wgmma_kernel`` are its tile's: the type of the parts, BM, the blocks of a cluster, the buffers
+    (wgmma_gemm.h). Others help: they split the operands, or take over what a stage's own scheme
+    cannot hold.
+    """
+    if f.kernel == "kernel":
+        return int(f.arguments[0]) if f.arguments and f.arguments[0].isdigit() else 0
+    if f.kernel == "wgmma_kernel":
+        half, rows, cluster, buffers = f.arguments
+        parts = 2 + HALVES.index(half)
+        for row, tile in enumerate(tiles):
+            smem = tile.buffers * (tile.BM + tile.BN) * tile.BK * 2 * parts
+            same = (tile.BM, 16 // tile.group, tile.buffers) == (
+                int(rows), int(cluster), int(buffers)
+            )  # fmt: skip
+            if same and tile.smem == smem:
+                return row
+    return None
+
+
+def threads_of(f: Function, tile: Tile) -> int:
+    """Threads of a kernel's block: those with results, and wgmma's warpgroup that fetches."""
+    return tile.threads + (128 if f.kernel == "wgmma_kernel" else 0)
+
+
+# What ptxas must not say, for grep -E as well: that it made wgmma wait for each other or changed
+# their order (C75xx; C7519 is harmless, it adds a fence), or that a kernel with wgmma spills, since
+# what is still being added to would be stored and read back.
+REFUSED = r"[(]C75(0[0-9]|1[0-8]|[2-9][0-9])[)]|spilled to local memory in function [^ ]*wgmma"
+
+
+def refused(log: str) -> list[str]:
+    """Lines of ptxas's that the build does not accept."""
+    return [line for line in log.splitlines() if re.search(REFUSED, line)]
 
 
 def parse(log: str) -> list[Function]:
@@ -146,14 +213,12 @@ def blocks_per_sm(sm: int, threads: int, registers: int, smem: int) -> int:
     return min(limits.blocks, limits.threads // (32 * warps), warps_by_registers // warps, by_smem)
 
 
-def table(
-    logs: Mapping[str, Iterable[Function]], tiles: Mapping[str, list[tuple[int, int]]]
-) -> str:
+def table(logs: Mapping[str, Iterable[Function]], tiles: Mapping[str, Sequence[Tile]]) -> str:
     """The compile report.
 
     Args:
         logs: Functions by stage file, from `read`.
-        tiles: For each stage file the tile table's rows, as (threads, min_blocks).
+        tiles: For each stage file its tile table. A kernel that is for no row has no occupancy.
     """
     head = ("stage", "arch", "kernel", "regs", "smem", "local", "threads", "blocks/SM", "occupancy")
     rows = [head]
@@ -161,11 +226,15 @@ def table(
         for f in functions:
             if not f.entry or stem not in tiles:
                 continue
-            threads, _ = tiles[stem][f.tile]
-            blocks = blocks_per_sm(f.sm, threads, f.registers, f.smem)
-            limit = LIMITS[max(known for known in LIMITS if known <= f.sm)].threads
-            row = (stem, f.arch, f.short_name, f.registers, f.smem, f.local_memory, threads, blocks)
-            rows.append((*map(str, row), f"{100 * blocks * threads / limit:.0f} %"))
+            row = (stem, f.arch, f.short_name, *map(str, (f.registers, f.smem, f.local_memory)))
+            number, last = row_of(f, tiles[stem]), ("", "", "")
+            if number is not None:
+                tile = tiles[stem][number]
+                threads = threads_of(f, tile)
+                blocks = blocks_per_sm(f.sm, threads, f.registers, max(f.smem, tile.smem))
+                limit = LIMITS[max(known for known in LIMITS if known <= f.sm)].threads
+                last = (str(threads), str(blocks), f"{100 * blocks * threads / limit:.0f} %")
+            rows.append((*row, *last))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join(f"{{:{'<' if i < 3 else '>'}{width}}}" for i, width in enumerate(widths))
     lines = [form.format(*row) for row in rows]

@@ -106,15 +106,17 @@ def compile_report() -> dict[str, Any]:
     rows: dict[str, list[dict[str, Any]]] = {}
     for stage in stages():
         for f in logs.get(stem(stage), []):
-            if f.entry and f.arch == ARCH:
-                tile = stage.tiles[f.tile]
-                smem = max(f.smem, tile.smem)
-                blocks = ptxas.blocks_per_sm(f.sm, tile.threads, f.registers, smem)
+            row = ptxas.row_of(f, stage.tiles)
+            if f.entry and f.arch == ARCH and row is not None:
+                tile = stage.tiles[row]
+                smem, threads = max(f.smem, tile.smem), ptxas.threads_of(f, tile)
+                blocks = ptxas.blocks_per_sm(f.sm, threads, f.registers, smem)
                 rows.setdefault(stage.name, []).append(
                     {
-                        "kernel": f.short_name, "tile": f.tile, "registers": f.registers,
+                        "kernel": f.short_name, "tile": row, "threads": threads,
+                        "registers": f.registers,
                         "smem": smem, "local": f.local_memory, "blocks_per_sm": blocks,
-                        "occupancy": blocks * tile.threads / ptxas.LIMITS[f.sm].threads,
+                        "occupancy": blocks * threads / ptxas.LIMITS[f.sm].threads,
                     }
                 )  # fmt: skip
     nvcc = json.loads(_C.build_info()).get("cuda_version")
@@ -198,9 +200,7 @@ def speed_section(
         if share is not None and (size, "NN") in cases:
             reached = cases[size, "NN"][1]
             word = "reached" if reached >= share else "not reached"
-            lines.append(
-                f"- {size}: {reached:.1%} of cuBLAS, the mark is {share:.1%}: **{word}**."
-            )
+            lines.append(f"- {size}: {reached:.1%} of cuBLAS, the mark is {share:.1%}: **{word}**.")
     return [*lines, ""] if lines[-1] else lines
 
 
@@ -269,7 +269,7 @@ def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
         tile = stage.tiles[k["tile"]]
         rows.append([
             ", ".join(f"`{each['kernel']}`" for each in same),
-            f"{tile.BM} x {tile.BN} x {tile.BK}", f"{tile.TM} x {tile.TN}", tile.threads,
+            f"{tile.BM} x {tile.BN} x {tile.BK}", f"{tile.TM} x {tile.TN}", k["threads"],
             k["registers"], f"{k['smem'] / 1024:.1f} KiB", k["local"], k["blocks_per_sm"],
             f"{k['occupancy']:.0%}",
         ])  # fmt: skip
