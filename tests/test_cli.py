@@ -246,6 +246,22 @@ def test_explain_as_json(capsys):
     keeps = {stage.name: stage.strict for stage in xgemm_torch.stages()}
     assert keeps[strict["kernel"]]
     assert all(not row["legal"] for row in strict["candidates"] if not keeps[row["kernel"]])
+    assert main([*arguments, "--workspace", "0"]) == 0
+    poor = json.loads(capsys.readouterr().out)
+    assert all(row["legal"] == (row["workspace"] == 0) for row in poor["candidates"])
+    assert main([*arguments, "--workspace", "-1"]) == 2
+    assert "workspace must not be negative" in capsys.readouterr().err
+
+
+def test_explain_says_how_and_with_what_memory(capsys):
+    chosen = explain_command.choose(2048, 2048, 2048, sm=90, sm_count=132)
+    row = next(
+        row for row in chosen["candidates"]
+        if (row["kernel"], row["row"]) == (chosen["kernel"], chosen["row"])
+    )  # fmt: skip
+    assert main(["explain", "2048", "2048", "2048", "--sm", "90", "--sm-count", "132"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{row['scheme']}; {row['workspace']} bytes of workspace" in text
 
 
 def test_explain_agrees_with_the_function():

@@ -66,7 +66,7 @@ def test_sizes(size, monkeypatch):
     text = str(found)
     assert found.kernel in text
     assert f"{found.tile.BM}x{found.tile.BN}x{found.tile.BK} a block" in text
-    assert len(text.splitlines()) == 5 + len(found.candidates)
+    assert len(text.splitlines()) == 6 + len(found.candidates)
     assert all(c.name in text for c in found.candidates)
 
 
@@ -85,6 +85,40 @@ def test_a_stage_asked_for(name, monkeypatch):
         assert found.blocks_per_sm == found.tile.min_blocks
 
 
+@pytest.mark.parametrize("name", problems.STAGES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_scheme_and_workspace(name, batch):
+    """The strict stages multiply the numbers themselves; the others hold parts of all of them."""
+    a, b = torch.ones(batch, 60, 70), torch.ones(batch, 70, 50)
+    found = xgemm_torch.explain(a, b, kernel=name)
+    scheme = "fp32" if name in problems.STRICT else name.rpartition("_")[2]
+    assert found.scheme.startswith(f"{scheme}: ")
+    assert f"{found.scheme}; {found.workspace} bytes of workspace" in str(found)
+    parts = {"fp32": 0, "fp16x3": 2, "bf16x6": 3}[scheme]
+    least = 2 * parts * (a.numel() + b.numel())
+    assert least <= found.workspace <= 4 * least + 2**17
+    assert bool(found.workspace) == bool(parts)
+
+
+@pytest.mark.parametrize("name", problems.PARTS)
+def test_auto_without_memory_for_a_workspace(name, monkeypatch):
+    """It takes the best of what the memory is enough for, at last a stage that needs none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    size = (4096, 4096, 4096)
+    needed = xgemm_torch.explain(*size, kernel=name).workspace
+    for room in (needed, needed - 1, 0):
+        found = xgemm_torch.explain(*size, workspace=room)
+        assert found.workspace <= room
+        for c in found.candidates:
+            assert c.legal == (c.workspace <= room)
+            if not c.legal:
+                assert c.why == (
+                    f"needs {c.workspace} bytes of workspace, there is memory for {room}"
+                )
+    assert found.kernel in problems.STRICT
+    assert xgemm_torch.explain(*size, workspace=2**60) == xgemm_torch.explain(*size)
+
+
 def test_empty_results_launch_nothing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = xgemm_torch.explain(0, 4, 5)
@@ -101,6 +135,7 @@ def test_empty_results_launch_nothing(monkeypatch):
         ((torch.ones(2, 2), torch.ones(2, 2), 3), {}, TypeError, "two tensors or three sizes"),
         ((torch.ones(2, 2), 3), {}, TypeError, "b must be a tensor, got int"),
         ((-1, 2, 3), {}, ValueError, "sizes must not be negative, got .-1, 2, 3."),
+        ((1, 2, 3), {"workspace": -1}, ValueError, "workspace must not be negative, got -1"),
         ((1, 2, 3), {"kernel": "nope"}, ValueError, "explain: no kernel named 'nope'"),
         ((1, 2, 3), {"precision": "tf32"}, ValueError, "explain: precision must be"),
         ((torch.ones(2, 3), torch.ones(2, 3)), {}, ValueError, "explain: inner sizes differ"),

@@ -874,6 +874,28 @@ def test_cuda_graph(kernel):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", problems.PARTS)
+def test_cuda_without_memory_for_a_workspace(kernel):
+    """auto gives the bits of a strict stage, which needs none; a stage by its name says so."""
+    n = 4096
+    a, b = problems.normal(n, n, device="cuda"), problems.normal(n, n, device="cuda")
+    strict, before = xgemm_torch.sgemm(a, b, precision="ieee"), xgemm_torch.sgemm(a, b)
+    out = torch.empty_like(strict)
+    needed = xgemm_torch.explain(a, b, kernel=kernel).workspace
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**25) / total)
+    try:
+        assert torch.equal(xgemm_torch.sgemm(a, b, out=out), strict)
+        text = f"{kernel} needs a workspace of {needed} bytes, and cuda:0 has no memory for it"
+        with pytest.raises(RuntimeError, match=text):
+            xgemm_torch.sgemm(a, b, kernel=kernel, out=out)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(xgemm_torch.sgemm(a, b), before)
+
+
+@pytest.mark.gpu
 def test_cuda_autocast():
     a = problems.normal(8, 8, device="cuda").half()
     with torch.autocast("cuda"):

@@ -35,6 +35,8 @@ class Candidate:
             measured near here, for it was expected to be slow; "rate", the speed that the tile's
             row states.
         by_name: whether this row runs when the stage is called by its name.
+        scheme: how it makes a product of FP32 numbers, as in "fp16x3: ...".
+        workspace: bytes of workspace that it needs, from torch's allocator.
     """
 
     kernel: str
@@ -47,6 +49,8 @@ class Candidate:
     predicted_us: float | None
     basis: str
     by_name: bool
+    scheme: str
+    workspace: int
 
     @property
     def name(self) -> str:
@@ -70,6 +74,10 @@ class Explanation:
         blocks: thread blocks in the grid; 0 where no stage runs.
         blocks_per_sm: of them, those that run at once on one multiprocessor.
         waves: blocks over blocks that run at once.
+        scheme: how a product of FP32 numbers is made: "fp32: ..." of the numbers themselves,
+            "fp16x3: ..." or "bf16x6: ..." of parts of them; empty where no stage runs.
+        workspace: bytes of workspace, from torch's allocator; where there is no memory for them
+            "auto" takes a stage that needs none.
         candidates: all rows of all stages.
     """
 
@@ -86,6 +94,8 @@ class Explanation:
     blocks: int
     blocks_per_sm: int
     waves: float
+    scheme: str
+    workspace: int
     candidates: tuple[Candidate, ...]
 
     def __str__(self) -> str:
@@ -97,6 +107,8 @@ class Explanation:
             f"{size} on {self.device}, precision {self.precision}",
             f"  kernel  {self.kernel}: {self.why}",
         ]
+        if self.scheme:
+            lines.append(f"  scheme  {self.scheme}; {self.workspace} bytes of workspace")
         if self.tile is not None:
             t = self.tile
             lines += [
@@ -116,6 +128,18 @@ class Explanation:
         return "\n".join(lines)
 
 
+_Layout = tuple[int, int, bool, int]  # strides of rows and columns, alignment, stride of the batch
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked for besides the problem."""
+
+    kernel: str
+    precision: str
+    workspace: int | None
+
+
 @overload
 def explain(
     a: Tensor,
@@ -125,12 +149,21 @@ def explain(
     trans_b: bool = False,
     kernel: str = "auto",
     precision: str = "fp32",
+    workspace: int | None = None,
 ) -> Explanation: ...
 
 
 @overload
 def explain(
-    a: int, b: int, k: int, *, kernel: str = "auto", precision: str = "fp32"
+    a: int,
+    b: int,
+    k: int,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    kernel: str = "auto",
+    precision: str = "fp32",
+    workspace: int | None = None,
 ) -> Explanation: ...
 
 
@@ -143,6 +176,7 @@ def explain(
     trans_b: bool = False,
     kernel: str = "auto",
     precision: str = "fp32",
+    workspace: int | None = None,
 ) -> Explanation:
     """Say which kernel ``sgemm`` would run for these operands, and why; it runs nothing.
 
@@ -158,15 +192,19 @@ def explain(
         trans_b: ``b`` is stored transposed.
         kernel: "auto" or a stage's name.
         precision: "fp32" or "ieee".
+        workspace: choose as if there were memory for so many bytes of it; None: for any number.
 
     Raises:
         TypeError: an operand is no dense float32 tensor.
         ValueError: sizes or names that do not fit; a negative size.
     """
+    if workspace is not None and workspace < 0:
+        raise ValueError(f"explain: workspace must not be negative, got {workspace}")
+    asked = _Asked(kernel, precision, workspace)
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         if k is not None:
             raise TypeError("explain: takes two tensors or three sizes")
-        return _of_tensors(a, b, trans_a, trans_b, kernel, precision)
+        return _of_tensors(a, b, trans_a, trans_b, asked)
     sizes = (a, b, k)
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
         raise TypeError("explain: takes two tensors or three sizes")
@@ -174,16 +212,15 @@ def explain(
         raise ValueError(f"explain: sizes must not be negative, got {sizes}")
     _checks.check_options("explain", KERNELS["sgemm"], kernel, precision)
     m, n, k = sizes
-    layout_a = (1, m, True) if trans_a else (k, 1, True)
-    layout_b = (1, k, True) if trans_b else (n, 1, True)
+    layout_a = (1, m, True, 0) if trans_a else (k, 1, True, 0)
+    layout_b = (1, k, True, 0) if trans_b else (n, 1, True, 0)
     if torch.cuda.is_available():
-        return _on_cuda(m, n, k, 1, layout_a, layout_b, None, kernel, precision)
-    return _on_cuda(m, n, k, 1, layout_a, layout_b, _ASSUMED, kernel, precision)
+        return _on_cuda(m, n, k, 1, layout_a, layout_b, None, asked)
+    return _on_cuda(m, n, k, 1, layout_a, layout_b, _ASSUMED, asked)
 
 
-def _of_tensors(
-    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, kernel: str, precision: str
-) -> Explanation:
+def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Asked) -> Explanation:
+    kernel, precision = asked.kernel, asked.precision
     shape = _checks.check(
         "explain",
         KERNELS["sgemm"],
@@ -197,12 +234,24 @@ def _of_tensors(
     batch = shape[0] if len(shape) == 3 else 1
     left, right = a.mT if trans_a else a, b.mT if trans_b else b
     m, n, k = shape[-2], shape[-1], left.shape[-1]
-    layouts = [(t.stride(-2), t.stride(-1), _aligned(t)) for t in (left, right)]
+    layouts = [
+        (
+            t.stride(-2),
+            t.stride(-1),
+            _aligned(t),
+            t.stride(0) if t.dim() == 3 and t.shape[0] > 1 else 0,
+        )
+        for t in (left, right)
+    ]
     if a.device.type == "cuda":
-        return _on_cuda(m, n, k, batch, *layouts, a.device, kernel, precision)
+        return _on_cuda(m, n, k, batch, *layouts, a.device, asked)
     if kernel != "auto":
         name, why = kernel, "asked for; its CUDA source runs in the host flavour, which is slow"
-        return _without_grid(m, n, k, batch, str(a.device), precision, name, why)
+        found = _candidates(m, n, k, batch, *layouts, 0, 1, asked)[1]
+        runs = next(c for c in found if c.kernel == name and c.by_name)
+        return _without_grid(
+            m, n, k, batch, str(a.device), precision, name, why, runs.scheme, runs.workspace
+        )
     if precision == "ieee":
         name, why = "fmaf chain", "a CPU tensor; the bits are those of every stage"
     else:
@@ -218,11 +267,34 @@ def _aligned(t: Tensor) -> bool:
 
 def _without_grid(
     m: int, n: int, k: int, batch: int, device: str, precision: str, kernel: str, why: str,
-    candidates: tuple[Candidate, ...] = (),
+    scheme: str = "", workspace: int = 0, candidates: tuple[Candidate, ...] = (),
 ) -> Explanation:  # fmt: skip
     return Explanation(
-        m, n, k, batch, device, precision, kernel, why, 0, None, 0, 0, 0.0, candidates
-    )
+        m, n, k, batch, device, precision, kernel, why, 0, None, 0, 0, 0.0, scheme, workspace,
+        candidates,
+    )  # fmt: skip
+
+
+def _candidates(
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    layout_a: _Layout,
+    layout_b: _Layout,
+    sm: int,
+    sm_count: int,
+    asked: _Asked,
+) -> tuple[dict[str, Any], tuple[Candidate, ...]]:
+    """What the selector says: its choice, and the candidates."""
+    found = json.loads(
+        _C.explain(
+            m, n, k, batch, *layout_a[:3], *layout_b[:3], sm, sm_count, asked.precision == "ieee",
+            -1 if asked.workspace is None else asked.workspace, layout_a[3], layout_b[3],
+        )
+    )  # fmt: skip
+    rows = found.pop("candidates")
+    return found, tuple(Candidate(**{**row, "tile": Tile.from_row(row["tile"])}) for row in rows)
 
 
 def _on_cuda(
@@ -230,12 +302,12 @@ def _on_cuda(
     n: int,
     k: int,
     batch: int,
-    layout_a: tuple[int, int, bool],
-    layout_b: tuple[int, int, bool],
+    layout_a: _Layout,
+    layout_b: _Layout,
     device: torch.device | tuple[int, int] | None,
-    kernel: str,
-    precision: str,
+    asked: _Asked,
 ) -> Explanation:
+    kernel, precision = asked.kernel, asked.precision
     if isinstance(device, tuple):
         sm, sm_count = device
         words = f"an H200, assumed (sm_{sm}, {sm_count} multiprocessors; there is no CUDA device)"
@@ -246,12 +318,7 @@ def _on_cuda(
     if m * n * batch == 0:
         why = "the result is empty, so nothing is launched"
         return _without_grid(m, n, k, batch, words, precision, "none", why)
-    found = json.loads(
-        _C.explain(m, n, k, batch, *layout_a, *layout_b, sm, sm_count, precision == "ieee")
-    )
-    candidates = tuple(
-        Candidate(**{**row, "tile": Tile.from_row(row["tile"])}) for row in found["candidates"]
-    )
+    found, candidates = _candidates(m, n, k, batch, layout_a, layout_b, sm, sm_count, asked)
     runs = None
     if kernel not in ("auto", found["kernel"]):
         runs = next(c for c in candidates if c.kernel == kernel and c.by_name)
@@ -265,8 +332,8 @@ def _on_cuda(
     else:
         why = "no stage of this build can take this"
     if runs is None:
-        return _without_grid(m, n, k, batch, words, precision, "none", why, candidates)
+        return _without_grid(m, n, k, batch, words, precision, "none", why, candidates=candidates)
     return Explanation(
         m, n, k, batch, words, precision, runs.kernel, why, runs.row, runs.tile, runs.blocks,
-        runs.tile.min_blocks, runs.waves, candidates,
+        runs.tile.min_blocks, runs.waves, runs.scheme, runs.workspace, candidates,
     )  # fmt: skip

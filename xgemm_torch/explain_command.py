@@ -22,6 +22,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sm", type=int, help="compute capability, as in 90 (default: this GPU)")
     parser.add_argument("--sm-count", type=int, help="multiprocessors (default: this GPU's)")
+    parser.add_argument(
+        "--workspace", metavar="BYTES", type=int, help="of it there is memory for (default: any)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -42,17 +45,23 @@ def target(sm: int | None, sm_count: int | None) -> tuple[int, int]:
 
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, trans_a: bool = False, trans_b: bool = False,
-    aligned: bool = True, precision: str = "fp32", sm: int, sm_count: int,
+    aligned: bool = True, precision: str = "fp32", workspace: int | None = None, sm: int,
+    sm_count: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Ask the selector about contiguous operands; ValueError for negative sizes."""
     if min(m, n, k, batch) < 0:
         raise ValueError(f"explain: sizes must not be negative, got {m} x {n} x {k}, batch {batch}")
+    if workspace is not None and workspace < 0:
+        raise ValueError(f"explain: workspace must not be negative, got {workspace}")
     a_strides = (1, m) if trans_a else (k, 1)
     b_strides = (1, k) if trans_b else (n, 1)
     strict = precision == "ieee"
     return json.loads(
-        _C.explain(m, n, k, batch, *a_strides, aligned, *b_strides, aligned, sm, sm_count, strict)
-    )
+        _C.explain(
+            m, n, k, batch, *a_strides, aligned, *b_strides, aligned, sm, sm_count, strict,
+            -1 if workspace is None else workspace, m * k, k * n,
+        )
+    )  # fmt: skip
 
 
 def _tile(tile: dict[str, Any]) -> str:
@@ -65,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     answer = choose(
         options.m, options.n, options.k, batch=options.batch, trans_a=options.trans_a,
         trans_b=options.trans_b, aligned=not options.unaligned, precision=options.precision,
-        sm=sm, sm_count=sm_count,
+        workspace=options.workspace, sm=sm, sm_count=sm_count,
     )  # fmt: skip
     if options.json:
         print(json.dumps(answer, indent=2))
@@ -101,4 +110,5 @@ def run(options: argparse.Namespace) -> int:
         out.print("none: no stage of this build can take this")
     else:
         out.print("{kernel} {tile[BM]}x{tile[BN]}x{tile[BK]}: ".format(**runs) + answer["why"])
+        out.print("{scheme}; {workspace} bytes of workspace".format(**runs))
     return 0

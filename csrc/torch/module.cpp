@@ -87,23 +87,26 @@ const char* name(Basis b) {
                                  : "rate";
 }
 
-std::string json(const Candidate& c) {
+std::string json(const Candidate& c, const char* scheme) {
   const bool legal = c.why_not.empty();
   std::ostringstream s;
   s << "{\"kernel\":" << quoted(c.stage->name) << ",\"row\":" << c.row
     << ",\"legal\":" << (legal ? "true" : "false") << ",\"why\":" << quoted(c.why_not)
     << ",\"tile\":" << json(c.tile()) << ",\"blocks\":" << c.blocks
+    << ",\"scheme\":" << quoted(scheme) << ",\"workspace\":" << c.workspace
     << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds)
     << ",\"basis\":" << quoted(name(c.basis)) << ",\"by_name\":" << (c.by_name ? "true" : "false")
     << "}";
   return s.str();
 }
 
-std::string explain_json(const Gemm& g, const Device& device, bool strict) {
+std::string explain_json(const Gemm& g, const Device& device, bool strict, size_t workspace) {
   static const Selector selector(stages(Flavour::host));
-  const Choice choice = selector.weigh(g, device, strict);
+  const Choice choice = selector.weigh(g, device, strict, workspace);
   std::vector<std::string> rows;
-  for (const Candidate& c : choice.candidates) rows.push_back(json(c));
+  for (const Candidate& c : choice.candidates)
+    rows.push_back(json(c, c.stage->scheme ? c.stage->scheme(g, {.device = device, .row = c.row})
+                                           : "fp32: fused multiply-adds"));
   const bool any = choice.pick.stage;
   return "{\"kernel\":" + (any ? quoted(choice.pick.stage->name) : "null") +
          ",\"row\":" + std::to_string(choice.pick.row) + ",\"why\":" + quoted(choice.why) +
@@ -214,8 +217,9 @@ PyObject* py_register_kernels(PyObject*, PyObject*) {
 PyObject* py_explain(PyObject*, PyObject* args) {
   long long m, n, k, batch, ars, acs, brs, bcs;
   int a16, b16, sm, sms, strict = 0;
-  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii|p", &m, &n, &k, &batch, &ars, &acs, &a16, &brs, &bcs,
-                        &b16, &sm, &sms, &strict))
+  long long workspace = -1, a_bs = 0, b_bs = 0;
+  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii|pLLL", &m, &n, &k, &batch, &ars, &acs, &a16, &brs, &bcs,
+                        &b16, &sm, &sms, &strict, &workspace, &a_bs, &b_bs))
     return nullptr;
   return text([&] {
     if (m < 0 || n < 0 || k < 0 || batch < 0 || sms < 1)
@@ -224,9 +228,10 @@ PyObject* py_explain(PyObject*, PyObject* args) {
     g.m = m, g.n = n, g.k = k, g.batch = batch;
     // Only strides and alignment are looked at: any address of the right alignment stands for the
     // data.
-    g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, 0};
-    g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, 0};
-    return explain_json(g, {.sm = sm, .sm_count = sms}, strict != 0);
+    g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, a_bs};
+    g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, b_bs};
+    return explain_json(g, {.sm = sm, .sm_count = sms}, strict != 0,
+                        workspace < 0 ? kAnyWorkspace : static_cast<size_t>(workspace));
   });
 }
 
@@ -340,7 +345,8 @@ PyMethodDef methods[] = {
      "Registers the kernels of torch.ops.xgemm.*."},
     {"explain", py_explain, METH_VARARGS,
      "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
-     "strict=False) -> JSON: the choice and all its candidates."},
+     "strict=False, workspace=-1, a_bs=0, b_bs=0) -> JSON: the choice and all its candidates; "
+     "workspace: the bytes of it that there is memory for, -1 for any."},
     {"simt_configure", py_simt_configure, METH_VARARGS,
      "simt_configure(order, seed, skip, row) -> the settings before, as JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,

@@ -37,7 +37,8 @@ using torch::stable::Tensor;
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-constexpr int kFloat32 = 6;  // torch's ScalarType::Float; fixed by its serialization format
+// Of torch's ScalarType; fixed by its serialization format.
+constexpr int kUint8 = 0, kFloat32 = 6;
 constexpr const char* kTypes[] = {
     "uint8",     "int8",      "int16",      "int32", "int64", "float16", "float32", "float64",
     "complex32", "complex64", "complex128", "bool",  "qint8", "quint8",  "qint32",  "bfloat16"};
@@ -279,33 +280,57 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
 }
 
 #if XGEMM_WITH_CUDA
+// Uninitialised bytes from torch's caching allocator, on the device of `like`; none where it has
+// not so many.
+std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes) {
+  const auto size = static_cast<int64_t>(bytes), stride = int64_t{1};
+  int32_t device = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(1, &size, &stride, kUint8, device, like.get_device_index(),
+                               &handle) != AOTI_TORCH_SUCCESS)
+    return std::nullopt;
+  return Tensor(handle);
+}
+
 void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   const int32_t index = x.a.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(index);
   Context context{.device = cuda_device(index)};
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &context.stream));
   static const Selector selector(stages(Flavour::cuda));
-  const Stage* stage = named(op, x.kernel, Flavour::cuda);
-  if (stage) {
-    require(*stage, g, context.device);
-    context.row = simt::forced_row(*stage, context.device);
-    if (context.row < 0) context.row = selector.row(*stage, g, context.device);
+  const Stage* const asked = named(op, x.kernel, Flavour::cuda);
+  Pick pick{asked};
+  if (asked) {
+    require(*asked, g, context.device);
+    pick.row = simt::forced_row(*asked, context.device);
+    if (pick.row < 0) pick.row = selector.row(*asked, g, context.device);
   } else {
-    const Pick pick = selector.pick(g, context.device, x.precision == "ieee");
-    stage = pick.stage;
+    pick = selector.pick(g, context.device, x.precision == "ieee");
+  }
+  std::optional<Tensor> workspace;  // kept until the launches are enqueued
+  const auto prepare = [&] {
+    if (!pick.stage)
+      bad(op, "no stage of this build runs on compute capability ", context.device.sm);
     context.row = pick.row;
+    context.workspace_bytes = workspace_of(*pick.stage, g, context.device, pick.row);
+    if (!context.workspace_bytes) return true;
+    workspace = new_bytes(x.a, context.workspace_bytes);
+    if (workspace) context.workspace = workspace->mutable_data_ptr();
+    return workspace.has_value();
+  };
+  if (!prepare()) {
+    if (asked)
+      throw std::runtime_error(op + ": " + asked->name + " needs a workspace of " +
+                               std::to_string(context.workspace_bytes) + " bytes, and " +
+                               device_of(x.a) +
+                               " has no memory for it; kernel='auto' then takes a stage that needs "
+                               "none");
+    pick = selector.pick(g, context.device, x.precision == "ieee", 0);
+    prepare();
   }
-  if (!stage) bad(op, "no stage of this build runs on compute capability ", context.device.sm);
-  std::optional<Tensor>
-      workspace;  // from torch's caching allocator; kept until the launches are enqueued
-  if (stage->workspace) context.workspace_bytes = stage->workspace(g, context);
-  if (context.workspace_bytes) {
-    workspace =
-        torch::stable::new_empty(x.a, {static_cast<int64_t>((context.workspace_bytes + 3) / 4)});
-    context.workspace = workspace->mutable_data_ptr();
-  }
-  stage->run(g, context);
-  cuda_check_launch(stage->name.c_str());
+  pick.stage->run(g, context);
+  cuda_check_launch(pick.stage->name.c_str());
 }
 #endif
 

@@ -203,10 +203,11 @@ bool Selector::is(const Gemm& g, const Device& device, const Near& near) const {
          device.sm_count == table_.sm_count;
 }
 
-// Fills `out` for rows [first, last); `use` says which stages are let through.
+// Fills `out` for rows [first, last); `use` says which stages are let through, `workspace` how much
+// of it a row may need.
 template <class Use>
 Selector::Near Selector::estimate(size_t first, size_t last, const Gemm& g, const Device& device,
-                                  Use use, Estimates& out) const {
+                                  size_t workspace, Use use, Estimates& out) const {
   const Place at = place(g);
   const Near near = this->near(at);
   const Basis by_near = is(g, device, near) ? Basis::measured : Basis::estimated;
@@ -216,7 +217,8 @@ Selector::Near Selector::estimate(size_t first, size_t last, const Gemm& g, cons
     const Row& r = rows_[i];
     Estimate& e = out[i];
     if (i == first || r.stage != rows_[i - 1].stage) taken = use(*r.stage);
-    e.legal = taken && fits(tile_of(r), device);
+    e.legal = taken && fits(tile_of(r), device) &&
+              (workspace == kAnyWorkspace || workspace_of(*r.stage, g, device, r.row) <= workspace);
     e.microseconds = INFINITY;
     e.basis = !r.known ? Basis::rate : near.rows >> i & 1 ? by_near : Basis::slow;
     all_known = all_known && r.known;
@@ -243,10 +245,10 @@ size_t Selector::least(size_t first, size_t last, const Estimates& of) const {
   return best;
 }
 
-Pick Selector::pick(const Gemm& g, const Device& device, bool strict) const {
+Pick Selector::pick(const Gemm& g, const Device& device, bool strict, size_t workspace) const {
   Estimates of;
   estimate(
-      0, rows_.size(), g, device,
+      0, rows_.size(), g, device, workspace,
       [&](const Stage& s) { return (s.strict || !strict) && takes(s, g, device); }, of);
   const size_t best = least(0, rows_.size(), of);
   return best < rows_.size() ? Pick{rows_[best].stage, rows_[best].row} : Pick{};
@@ -257,12 +259,12 @@ int Selector::row(const Stage& stage, const Gemm& g, const Device& device) const
   const auto number = static_cast<size_t>(&stage - all_.data());
   const size_t first = first_[number], last = first_[number + 1];
   Estimates of;
-  estimate(first, last, g, device, [](const Stage&) { return true; }, of);
+  estimate(first, last, g, device, kAnyWorkspace, [](const Stage&) { return true; }, of);
   const size_t best = least(first, last, of);
   return best < last ? rows_[best].row : 0;  // none fits: the stage is refused there
 }
 
-Choice Selector::weigh(const Gemm& g, const Device& device, bool strict) const {
+Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t workspace) const {
   Choice choice;
   for (const Stage& s : all_) {
     std::string why_not = refusal(s, g, device);
@@ -270,19 +272,24 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict) const {
     const int by_name = row(s, g, device);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
       std::string why_not_row = why_not;
+      const size_t needed = workspace_of(s, g, device, static_cast<int>(i));
       if (why_not.empty() && !fits(s.tiles[i], device))
         why_not_row = "needs " + std::to_string(s.tiles[i].smem() / 1024) +
                       " KiB of shared memory for a block, this device has " +
                       std::to_string(smem_of_block(device.sm) / 1024);
+      if (why_not_row.empty() && needed > workspace)
+        why_not_row = "needs " + std::to_string(needed) +
+                      " bytes of workspace, there is memory for " + std::to_string(workspace);
       choice.candidates.push_back({.stage = &s,
                                    .row = static_cast<int>(i),
                                    .why_not = why_not_row,
+                                   .workspace = needed,
                                    .by_name = by_name == static_cast<int>(i)});
     }
   }
   Estimates of;
   const auto use = [&](const Stage& s) { return (s.strict || !strict) && takes(s, g, device); };
-  const Near near = estimate(0, rows_.size(), g, device, use, of);
+  const Near near = estimate(0, rows_.size(), g, device, workspace, use, of);
   for (size_t i = 0; i < rows_.size(); ++i) {
     Candidate& c = choice.candidates[i];
     if (!c.why_not.empty()) continue;

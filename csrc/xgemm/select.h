@@ -3,6 +3,8 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +19,8 @@ struct Pick {
   const Stage* stage = nullptr;
   int row = 0;
 };
+
+constexpr size_t kAnyWorkspace = SIZE_MAX;
 
 // What the time of a candidate rests on.
 enum class Basis {
@@ -35,6 +39,7 @@ struct Candidate {
   double waves = 0;  // blocks / (SMs * resident blocks), before rounding up
   double microseconds = 0;
   Basis basis = Basis::rate;
+  size_t workspace = 0;  // in bytes, legal or not
   bool by_name = false;  // whether this row runs when the stage is called by its name
 
   const Tile& tile() const { return stage->tiles[static_cast<size_t>(row)]; }
@@ -47,7 +52,8 @@ struct Choice {
 };
 
 // Chooses among `all` (stages(flavour), or a list of a test) by what `table` says; both must
-// outlive it. `strict` leaves only the stages that keep the bits of the chain.
+// outlive it. `strict` leaves only the stages that keep the bits of the chain, `workspace` only the
+// rows that need no more bytes of it.
 //
 // A row's time is that of its model times a correction: how much longer than by the model the
 // nearest measured problems took, nearness being that of log m, log n, log k in the same layout. At
@@ -57,11 +63,13 @@ class Selector {
  public:
   explicit Selector(std::span<const Stage> all, const Table& table = measured_table());
 
-  Pick pick(const Gemm& g, const Device& device, bool strict) const;
+  Pick pick(const Gemm& g, const Device& device, bool strict,
+            size_t workspace = kAnyWorkspace) const;
   // The row for a stage that is called by its name, one of `all`.
   int row(const Stage& stage, const Gemm& g, const Device& device) const;
   // The same choice as pick's, with all that it was made from.
-  Choice weigh(const Gemm& g, const Device& device, bool strict) const;
+  Choice weigh(const Gemm& g, const Device& device, bool strict,
+               size_t workspace = kAnyWorkspace) const;
 
  private:
   struct Row {
@@ -102,8 +110,8 @@ class Selector {
   double model(const Row& r, const Gemm& g, const Device& device, int layout) const;
   double correction(const Near& near, size_t row) const;
   template <class Use>
-  Near estimate(size_t first, size_t last, const Gemm& g, const Device& device, Use use,
-                Estimates& out) const;
+  Near estimate(size_t first, size_t last, const Gemm& g, const Device& device, size_t workspace,
+                Use use, Estimates& out) const;
   size_t least(size_t first, size_t last, const Estimates& of) const;
   std::string why(const std::vector<Candidate>& all, size_t chosen, const Near& near) const;
 

@@ -26,6 +26,8 @@ struct Scheme {
 };
 constexpr Scheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1p1f, 64, 8192};
 constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-62f, 0x1p-43f, 0, 1024};
+constexpr const char* kFp16x3Words = "fp16x3: two fp16 parts of each operand, three products";
+constexpr const char* kBf16x6Words = "bf16x6: three bf16 parts of each operand, six products";
 constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }
 
 // What is known of a row besides its parts.

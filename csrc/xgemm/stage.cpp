@@ -33,6 +33,10 @@ const Stage* find_stage(Flavour flavour, const std::string& name) {
   return nullptr;
 }
 
+size_t workspace_of(const Stage& s, const Gemm& g, const Device& device, int row) {
+  return s.workspace ? s.workspace(g, {.device = device, .row = row}) : 0;
+}
+
 std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
   if (too_old(s, device))
     return "needs compute capability " + std::to_string(s.min_sm) + " or above, this device has " +

@@ -38,6 +38,8 @@ struct Stage {
   int min_sm = 0;              // least compute capability, and ...
   int max_sm = 0;  // ... the greatest, for code of one architecture family; 0: no limit
   bool strict = true;  // computes the k-ordered fmaf chain, bit for bit
+  // What stands for the products of floats in this problem, in words. Null: they do themselves.
+  const char* (*scheme)(const Gemm&, const Context&) = nullptr;
 
   // Why this problem cannot be taken (an alignment, a stride), or null. Optional.
   const char* (*refuse)(const Gemm&) = nullptr;
@@ -52,6 +54,9 @@ struct Stage {
 // All stages of one flavour, by rung.
 const std::vector<Stage>& stages(Flavour flavour);
 const Stage* find_stage(Flavour flavour, const std::string& name);
+
+// Bytes of workspace for this row.
+size_t workspace_of(const Stage& stage, const Gemm& g, const Device& device, int row);
 
 // Why the stage cannot run this problem there, or an empty string ...
 std::string refusal(const Stage& stage, const Gemm& g, const Device& device);

@@ -366,6 +366,20 @@ void test_registry() {
   g.m = g.n = 4096, g.k = 4096;
   expect(auto_stage(all, g, 90, 132) == "two_launches", "the fastest legal stage is chosen");
   expect(auto_stage(all, g, 90, 132, true) != "two_launches", "strict is respected");
+  const auto with_room = [&](size_t bytes) {
+    const Selector selector(all);
+    const Device device{.sm = 90, .sm_count = 132};
+    const Choice x = selector.weigh(g, device, false, bytes);
+    expect(x.pick.stage == selector.pick(g, device, false, bytes).stage, "weigh picks the same");
+    expect(x.candidates.back().why_not.empty() == (x.pick.stage->name == "two_launches"),
+           "and says whether there is room");
+    return x.pick.stage->name;
+  };
+  const size_t needed = workspace_of(s, g, {.sm = 90, .sm_count = 132}, 0);
+  expect(needed == size_t{4096} * 4096 * kParts * sizeof(float), "what the stage asks for");
+  expect(with_room(needed) == "two_launches", "a workspace that there is room for");
+  expect(with_room(needed - 1) != "two_launches", "a workspace that there is no room for");
+  expect(with_room(0) == auto_stage(all, g, 90, 132, true), "stages that need none");
   expect(auto_stage(all, g, 80, 108) != "two_launches", "min_sm is respected");
   expect(auto_stage(all, g, 100, 148) != "two_launches", "max_sm is respected");
   g.k = 4095;

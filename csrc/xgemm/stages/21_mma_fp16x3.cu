@@ -138,6 +138,7 @@ static const Register stage(
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
                .strict = false,
+               .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
                .workspace = workspace,
                .run = run});
 

@@ -28,6 +28,13 @@ bool decides(const Gemm& g, const Context& context) {
                                  kDecides;
 }
 
+const char* scheme(const Gemm& g, const Context& context) {
+  return decides(g, context)
+             ? "fp16x3: two fp16 parts of each operand, three products; bf16x6 if the split "
+               "finds operands that they cannot hold"
+             : kFp16x3Words;
+}
+
 SplitPlan plan_for(const Gemm& g, const Context& context, void* workspace) {
   return plan_split(g, decides(g, context) ? kBf16x6.parts : kFp16x3.parts, workspace);
 }
@@ -69,6 +76,7 @@ static const Register stage(
      .min_sm = 90,
      .max_sm = 90,
      .strict = false,
+     .scheme = scheme,
      .refuse = too_many_rows,
      .workspace = workspace,
      .run = run});

@@ -39,6 +39,7 @@ static const Register stage(
                .min_sm = 90,
                .max_sm = 90,
                .strict = false,
+               .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
                .refuse = too_many_rows,
                .workspace = workspace,
                .run = run});
