@@ -20,7 +20,7 @@ constexpr int kCluster = 8;  // of the split
 // From this many multiply-adds on, two more launches, mostly idle, are no price for what they can
 // save: below, elements that two parts cannot hold are computed as the strict stages do, in the
 // epilogue. The first row, which is for large problems, always decides.
-constexpr double kDecides = 0x1p33;
+constexpr double kDecides = 0x1p31;
 
 bool decides(const Gemm& g, const Context& context) {
   return context.row == 0 || static_cast<double>(g.m) * static_cast<double>(g.n) *
