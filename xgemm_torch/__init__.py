@@ -2,8 +2,9 @@
 
 ``sgemm`` is the product itself; ``linear``, ``mm``, ``addmm``, ``bmm`` and ``matmul`` are torch's
 functions on it; ``nn.Linear`` is torch's module on it; ``convert(model)`` makes a model use it and
-``revert(model)`` undoes that; ``stages()`` lists the kernels and ``explain(a, b)`` says which of
-them would run. The operators are ``torch.ops.xgemm.*``.
+``revert(model)`` undoes that; ``prepack(weight)`` does once what a weight that does not change
+needs done once; ``stages()`` lists the kernels and ``explain(a, b)`` says which of them would run.
+The operators are ``torch.ops.xgemm.*``.
 
 The import registers operators and does nothing else: it starts no device and writes no setting.
 """
@@ -25,12 +26,14 @@ from .convert import ConvertReport, convert, revert
 from .explain import explain
 from .functional import addmm, bmm, linear, matmul, mm
 from .ops import sgemm
+from .packed import PackedWeight, prepack
 from .registry import Stage, Tile, stages
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ConvertReport",
+    "PackedWeight",
     "Stage",
     "Tile",
     "addmm",
@@ -41,6 +44,7 @@ __all__ = [
     "matmul",
     "mm",
     "nn",
+    "prepack",
     "revert",
     "sgemm",
     "simt",

@@ -34,7 +34,7 @@ def _of_torch(thing: object) -> str:
     return str(thing).removeprefix("torch.")
 
 
-def _operand(name: str, arg: str, t: Any) -> None:
+def _operand(name: str, arg: str, t: Any, dtype: torch.dtype = torch.float32) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name}: {arg} must be a tensor, got {type(t).__name__}")
     if t.is_nested:
@@ -43,8 +43,8 @@ def _operand(name: str, arg: str, t: Any) -> None:
         raise TypeError(
             f"{name}: {arg} must be a dense (strided) tensor, got {_of_torch(t.layout)}"
         )
-    if t.dtype is not torch.float32:
-        raise TypeError(f"{name}: {arg} must be float32, got {_of_torch(t.dtype)}")
+    if t.dtype is not dtype:
+        raise TypeError(f"{name}: {arg} must be {_of_torch(dtype)}, got {_of_torch(t.dtype)}")
 
 
 def _devices(name: str, operands: dict[str, Tensor]) -> None:
@@ -157,6 +157,7 @@ def check(
     precision: Any = "fp32",
     kernel: Any = "auto",
     activation: Any = "none",
+    packed: Any = None,
     out: Any = None,
 ) -> tuple[Any, ...]:
     """Check a whole call and return the result's shape.
@@ -174,6 +175,7 @@ def check(
         precision: see there.
         kernel: see there.
         activation: see there.
+        packed: what the operator ``prepack`` has made of ``b``, or None.
         out: the result's place, or None.
 
     Raises:
@@ -184,6 +186,9 @@ def check(
     operands |= {arg: t for arg, t in (("c", c), ("out", out)) if t is not None}
     for arg, t in operands.items():
         _operand(name, arg, t)
+    if packed is not None:
+        _operand(name, "packed", packed, torch.uint8)
+        operands["packed"] = packed
     for arg, value in (("alpha", alpha), ("beta", beta)):
         if isinstance(value, bool) or not isinstance(value, _NUMBERS):
             raise TypeError(f"{name}: {arg} must be a real number, got {type(value).__name__}")

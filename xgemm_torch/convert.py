@@ -163,7 +163,7 @@ def revert(model: nn.Module) -> ConvertReport:
         elif type(module) is not Linear:
             rows.append(Row(fqn, name, False, "its class was changed after convert"))
         else:
-            for option in (*_OPTIONS, "activation", MARK):
+            for option in (*_OPTIONS, "activation", "packed", MARK):
                 vars(module).pop(option, None)
             module.__class__ = nn.Linear
             rows.append(Row(fqn, name, True, "torch.nn.Linear again"))

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import _checks
 from .functional import linear
 from .ops import KERNELS
+from .packed import PackedWeight, prepack
 
 __all__ = ["Linear"]
 
@@ -43,6 +45,7 @@ class Linear(torch.nn.Linear):
     kernel: str = DEFAULTS["kernel"]
     precision: str = DEFAULTS["precision"]
     activation: str = DEFAULTS["activation"]
+    packed: PackedWeight | None = None
 
     def __init__(
         self,
@@ -65,14 +68,45 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """activation(input weight^T + bias): (..., in_features) -> (..., out_features)."""
+        weight: Any = self.weight
+        if not (is_compiling() or self.packed is None or self.training):
+            weight = self._packed_weight(self.packed)
         return linear(
             input,
-            self.weight,
+            weight,
             self.bias,
             self.activation,
             precision=self.precision,
             kernel=self.kernel,
         )
+
+    def prepack(self) -> Linear:
+        """Keep what products make of the weight, for inference; returns the module itself.
+
+        It counts in eval mode; in training mode the weight itself is used. ``xgemm_torch.prepack``
+        says what it gains. A forward after the weight has changed raises RuntimeError: call
+        ``prepack()`` again, or ``unprepack()``. A copy of the module packs its own weight.
+
+        Raises:
+            TypeError: the weight is no dense float32 tensor.
+            ValueError: the module's kernel is a stage that does not pack.
+            RuntimeError: no memory, or a stage that the device cannot run.
+        """
+        self.packed = prepack(self.weight, kernel=self.kernel)
+        return self
+
+    def unprepack(self) -> Linear:
+        """Undo ``prepack()`` and free its memory; returns the module itself."""
+        vars(self).pop("packed", None)
+        return self
+
+    def _packed_weight(self, packed: PackedWeight) -> PackedWeight:
+        if packed.weight is not self.weight:
+            raise RuntimeError(
+                "Linear: the packed weight is stale: the module has another weight since "
+                "prepack(); call prepack() again, or unprepack()"
+            )
+        return packed
 
     def extra_repr(self) -> str:
         """torch's, and what differs from the defaults."""
@@ -81,6 +115,8 @@ class Linear(torch.nn.Linear):
             for key, default in DEFAULTS.items()
             if (value := getattr(self, key)) != default
         ]
+        if self.packed is not None:
+            extra.append("prepacked")
         return ", ".join([super().extra_repr(), *extra])
 
     @classmethod

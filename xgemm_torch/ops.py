@@ -41,7 +41,7 @@ __all__ = ["sgemm"]
 _ARGUMENTS = (
     "Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, "
     'bool trans_a=False, bool trans_b=False, str precision="fp32", str kernel="auto", '
-    'str activation="none"'
+    'str activation="none", Tensor? packed=None'
 )
 
 NAMES: tuple[str, ...] = ("sgemm", *(stage.name for stage in stages()))
@@ -69,6 +69,10 @@ for _name in NAMES:
     )
 _LIB.define(
     f"sgemm.out({_ARGUMENTS}, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_LIB.define(
+    'prepack(Tensor b, *, bool trans_b=False, str kernel="auto") -> Tensor',
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 _C.register_kernels()
 
@@ -289,8 +293,11 @@ def _differentiable(
         # Below a Function's forward it is too late: the operands kept would be the uncast ones.
         a, b, c = _float32(a), _float32(b), _float32(c)
     activation = flags.get("activation", "none")
-    if activation != "none":
-        flags = {key: value for key, value in flags.items() if key != "activation"}
+    apart = ["activation"] if activation != "none" else []
+    if _functorch_active():
+        apart.append("packed")  # a transform would wrap it; the bits are the same without
+    if apart:
+        flags = {key: value for key, value in flags.items() if key not in apart}
     out = (_Transformed if _functorch_active() else _Plain).apply(name, a, b, c, flags, keyset)
     return out if activation == "none" else _ACTIVATIONS[activation](out)
 
@@ -634,6 +641,20 @@ def sgemm(
             return _differentiable("sgemm", a, b, c, flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
+    except Exception:
+        if not has_torch_function_variadic(a, b, c, out):  # else they have raised it themselves
+            _raise_as_python("sgemm", a, b, c, out=out, **flags)
+        raise
+
+
+def sgemm_packed(
+    a: Tensor, b: Tensor, c: Tensor | None, packed: Tensor | None, out: Tensor | None, flags: Any
+) -> Tensor:
+    """The same for a ``b`` of which ``prepack`` keeps the parts, ``packed``."""
+    try:
+        if packed is not None:
+            flags["packed"] = packed
+        return _SGEMM(a, b, c, **flags) if out is None else _into(out, a, b, c, flags)
     except Exception:
         _raise_as_python("sgemm", a, b, c, out=out, **flags)
         raise

@@ -66,6 +66,7 @@ class Stage:
         strict: whether its bits are those of the chain of fused multiply-adds in the order of k.
         cuda: whether this build has its CUDA flavour (the host flavour is always there).
         tiles: its tile table.
+        packs: whether ``xgemm_torch.prepack`` spares it work.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Stage:
     strict: bool
     cuda: bool
     tiles: tuple[Tile, ...]
+    packs: bool = False
 
 
 @functools.cache

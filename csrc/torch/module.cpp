@@ -66,6 +66,7 @@ std::string stages_json() {
         << quoted((s.rung < 10 ? "0" : "") + std::to_string(s.rung) + "_" + s.name + ".cu")
         << ",\"min_sm\":" << s.min_sm << ",\"max_sm\":" << s.max_sm
         << ",\"strict\":" << (s.strict ? "true" : "false")
+        << ",\"packs\":" << (s.pack ? "true" : "false")
         << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false")
         << ",\"tiles\":" << list(tiles) << "}";
     rows.push_back(row.str());

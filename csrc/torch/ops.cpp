@@ -51,6 +51,7 @@ struct Arguments {
   double alpha, beta;
   bool trans_a, trans_b;
   std::string precision, kernel, activation;
+  std::optional<Tensor> packed;
 };
 
 // The three axes of an operand, its batch axis having size 1 and stride 0 where it has none.
@@ -77,16 +78,17 @@ std::string device_of(const Tensor& t) {
                     : (t.is_cuda() ? "cuda:" : "device ") + std::to_string(t.get_device_index());
 }
 
-void check_tensor(const std::string& op, const char* name, const Tensor& t, const Tensor& a) {
+void check_tensor(const std::string& op, const char* name, const Tensor& t, const Tensor& a,
+                  int wanted = kFloat32) {
   int32_t type = 0, layout = 0, device = 0, device_a = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &type));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(t.get(), &layout));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &device));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(a.get(), &device_a));
   if (layout != aoti_torch_layout_strided()) bad(op, name, " must be a dense (strided) tensor");
-  if (type != kFloat32) {
+  if (type != wanted) {
     const bool known = type >= 0 && type < static_cast<int>(std::size(kTypes));
-    bad(op, name, " must be float32, got ", known ? kTypes[type] : "another dtype");
+    bad(op, name, " must be ", kTypes[wanted], ", got ", known ? kTypes[type] : "another dtype");
   }
   if (device != device_a || t.get_device_index() != a.get_device_index())
     bad(op, "a is on ", device_of(a), ", ", name, " is on ", device_of(t),
@@ -187,10 +189,11 @@ Act activation(const std::string& op, const std::string& name) {
 
 // The stage that `kernel` (on sgemm) or the operator itself names, or null for auto.
 const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour) {
-  if (op != "sgemm" && kernel != "auto" && kernel != op)
+  const bool any = op == "sgemm" || op == "prepack";
+  if (!any && kernel != "auto" && kernel != op)
     bad(op, "kernel must be 'auto' or '", op, "' here, got '", kernel,
         "'; torch.ops.xgemm.sgemm takes any");
-  const std::string& name = op == "sgemm" ? kernel : op;
+  const std::string& name = any ? kernel : op;
   if (name == "auto") return nullptr;
   if (const Stage* s = find_stage(flavour, name)) return s;
   if (find_stage(Flavour::host, name))
@@ -238,7 +241,23 @@ Gemm describe(const std::string& op, const Arguments& x) {
   } else if (x.beta != 0. && x.beta != 1.) {
     bad(op, "beta is ", x.beta, " but there is no c");
   }
+  if (x.packed) {
+    check_tensor(op, "packed", *x.packed, x.a, kUint8);
+    if (x.packed->dim() != 1 || x.packed->stride(0) != 1 || x.b.dim() != 2)
+      bad(op, "packed must be what prepack has made of a b of 2 dimensions, got shape ",
+          shape_of(*x.packed), " for b ", shape_of(x.b));
+  }
   return g;
+}
+
+// What prepack has made of b, for a stage that takes it; null for the others.
+void* packed_b(const std::string& op, const Stage& stage, const Gemm& g, const Arguments& x) {
+  if (!x.packed || !stage.pack) return nullptr;
+  const auto bytes = static_cast<int64_t>(stage.packed_bytes(g));
+  if (x.packed->numel() != bytes)
+    bad(op, "packed is not of this b: it has ", x.packed->numel(), " bytes, prepack gives ", bytes,
+        " for K = ", g.k, ", N = ", g.n);
+  return const_cast<void*>(x.packed->const_data_ptr());
 }
 
 // ATen's BLAS on views of the operands; `act` is left to the caller.
@@ -263,7 +282,8 @@ void run_blas(const Gemm& g, const Arguments& x, const Tensor& out) {
 }
 
 void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Tensor& out) {
-  if (const Stage* stage = named(op, x.kernel, Flavour::host)) return simt::run_watched(*stage, g);
+  if (const Stage* stage = named(op, x.kernel, Flavour::host))
+    return simt::run_watched(*stage, g, packed_b(op, *stage, g, x));
   const bool strict = x.precision == "ieee";
   if (!strict) run_blas(g, x, out);
   if (!strict && g.act == Act::none) return;
@@ -279,9 +299,8 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
                               });
 }
 
-#if XGEMM_WITH_CUDA
-// Uninitialised bytes from torch's caching allocator, on the device of `like`; none where it has
-// not so many.
+// Uninitialised bytes from torch's allocator, on the device of `like`; none where it has not so
+// many.
 std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes) {
   const auto size = static_cast<int64_t>(bytes), stride = int64_t{1};
   int32_t device = 0;
@@ -293,11 +312,35 @@ std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes) {
   return Tensor(handle);
 }
 
-void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
-  const int32_t index = x.a.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(index);
+#if XGEMM_WITH_CUDA
+// What a launch on the device of `t` needs to know; that device must be the current one.
+Context context_of(const Tensor& t) {
+  const int32_t index = t.get_device_index();
   Context context{.device = cuda_device(index)};
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &context.stream));
+  return context;
+}
+
+// A workspace for the context, kept until the launches are enqueued; false where there is no memory
+// for it.
+bool allocate(const Stage& stage, const Gemm& g, const Tensor& like, Context& context,
+              std::optional<Tensor>& workspace) {
+  context.workspace_bytes = workspace_of(stage, g, context);
+  if (!context.workspace_bytes) return true;
+  workspace = new_bytes(like, context.workspace_bytes);
+  if (workspace) context.workspace = workspace->mutable_data_ptr();
+  return workspace.has_value();
+}
+
+[[noreturn]] void no_memory(const std::string& op, const std::string& what, size_t bytes,
+                            const Tensor& like, const char* advice) {
+  throw std::runtime_error(op + ": " + what + " of " + std::to_string(bytes) + " bytes, and " +
+                           device_of(like) + " has no memory for it" + advice);
+}
+
+void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
+  const torch::stable::accelerator::DeviceGuard guard(x.a.get_device_index());
+  Context context = context_of(x.a);
   static const Selector selector(stages(Flavour::cuda));
   const Stage* const asked = named(op, x.kernel, Flavour::cuda);
   Pick pick{asked};
@@ -313,26 +356,45 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
     if (!pick.stage)
       bad(op, "no stage of this build runs on compute capability ", context.device.sm);
     context.row = pick.row;
-    context.workspace_bytes = workspace_of(*pick.stage, g, context.device, pick.row);
-    if (!context.workspace_bytes) return true;
-    workspace = new_bytes(x.a, context.workspace_bytes);
-    if (workspace) context.workspace = workspace->mutable_data_ptr();
-    return workspace.has_value();
+    context.packed_b = packed_b(op, *pick.stage, g, x);
+    return allocate(*pick.stage, g, x.a, context, workspace);
   };
   if (!prepare()) {
     if (asked)
-      throw std::runtime_error(op + ": " + asked->name + " needs a workspace of " +
-                               std::to_string(context.workspace_bytes) + " bytes, and " +
-                               device_of(x.a) +
-                               " has no memory for it; kernel='auto' then takes a stage that needs "
-                               "none");
+      no_memory(op, asked->name + " needs a workspace", context.workspace_bytes, x.a,
+                "; kernel='auto' then takes a stage that needs none");
     pick = selector.pick(g, context.device, x.precision == "ieee", 0);
     prepare();
   }
   pick.stage->run(g, context);
   cuda_check_launch(pick.stage->name.c_str());
 }
+
+// The last rung that packs for this device, or null.
+const Stage* packing_stage(const Gemm& g, const Device& device) {
+  const Stage* last = nullptr;
+  for (const Stage& s : stages(Flavour::cuda))
+    if (s.pack && takes(s, g, device)) last = &s;
+  return last;
+}
+
+void pack_cuda(const Stage& stage, const Gemm& g, const Tensor& b, const Tensor& packed,
+               Context context) {
+  context.packed_b = packed.mutable_data_ptr();
+  std::optional<Tensor> workspace;
+  if (!allocate(stage, g, b, context, workspace))
+    no_memory("prepack", stage.name + " needs a workspace", context.workspace_bytes, b, "");
+  stage.pack(g, context);
+  cuda_check_launch(stage.name.c_str());
+}
 #endif
+
+[[noreturn]] void no_cuda(const std::string& op) {
+  throw std::runtime_error(
+      op +
+      ": this build of xgemm_torch has no CUDA kernels; rebuild where nvcc is found "
+      "(python -m xgemm_torch info says what was built)");
+}
 
 void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, const Shape& s) {
   g.d = {static_cast<float*>(out.mutable_data_ptr()), s.stride[1], s.stride[2],
@@ -347,20 +409,69 @@ void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, c
 #if XGEMM_WITH_CUDA
   run_cuda(op, g, x);
 #else
-  throw std::runtime_error(
-      op +
-      ": this build of xgemm_torch has no CUDA kernels; rebuild where nvcc is found "
-      "(python -m xgemm_torch info says what was built)");
+  no_cuda(op);
+#endif
+}
+
+// b's parts, or nothing where no stage packs: on a CPU only one that is named does.
+Tensor prepack(const Tensor& b, bool trans_b, const std::string& kernel) {
+  const std::string op = "prepack";
+  check_tensor(op, "b", b, b);
+  if (!b.is_cpu() && !b.is_cuda())
+    bad(op, "b is on ", device_of(b), "; cpu and cuda are supported");
+  if (b.dim() != 2) bad(op, "b must have 2 dimensions, got shape ", shape_of(b));
+  Gemm g;
+  g.n = b.size(trans_b ? 0 : 1);
+  g.k = b.size(trans_b ? 1 : 0);
+  g.b = view(b, matrix(op, "b", b), trans_b);
+  const Stage* stage = named(op, kernel, b.is_cpu() ? Flavour::host : Flavour::cuda);
+  if (stage && !stage->pack) {
+    std::string names;
+    for (const Stage& s : stages(Flavour::host))
+      if (s.pack) names += (names.empty() ? "" : ", ") + s.name;
+    bad(op, stage->name, " keeps nothing of an operand; stages that do: ", names);
+  }
+  const auto allocate_packed = [&](const Stage* s) {
+    const size_t bytes = s && g.n && g.k ? s->packed_bytes(g) : 0;
+    std::optional<Tensor> packed = new_bytes(b, bytes);
+    if (!packed)
+      throw std::runtime_error(op + ": the parts of b take " + std::to_string(bytes) +
+                               " bytes, and " + device_of(b) + " has no memory for them");
+    if (bytes) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(packed->get()));
+    return *packed;
+  };
+  if (b.is_cpu()) {
+    const Tensor packed = allocate_packed(stage);
+    if (packed.numel()) simt::pack_watched(*stage, g, packed.mutable_data_ptr());
+    return packed;
+  }
+#if XGEMM_WITH_CUDA
+  const torch::stable::accelerator::DeviceGuard guard(b.get_device_index());
+  const Context context = context_of(b);
+  if (stage) require(*stage, g, context.device);
+  else stage = packing_stage(g, context.device);
+  const Tensor packed = allocate_packed(stage);
+  if (packed.numel()) pack_cuda(*stage, g, b, packed, context);
+  return packed;
+#else
+  no_cuda(op);
 #endif
 }
 
 Arguments arguments(StableIValue* stack) {
-  return {to<Tensor>(stack[0]),     to<Tensor>(stack[1]),      to<std::optional<Tensor>>(stack[2]),
-          to<double>(stack[3]),     to<double>(stack[4]),      to<bool>(stack[5]),
-          to<bool>(stack[6]),       to<std::string>(stack[7]), to<std::string>(stack[8]),
-          to<std::string>(stack[9])};
+  return {to<Tensor>(stack[0]),
+          to<Tensor>(stack[1]),
+          to<std::optional<Tensor>>(stack[2]),
+          to<double>(stack[3]),
+          to<double>(stack[4]),
+          to<bool>(stack[5]),
+          to<bool>(stack[6]),
+          to<std::string>(stack[7]),
+          to<std::string>(stack[8]),
+          to<std::string>(stack[9]),
+          to<std::optional<Tensor>>(stack[10])};
 }
-constexpr uint64_t kArguments = 10;
+constexpr uint64_t kArguments = 11;
 
 // An uninitialised row-major tensor from torch's allocator, by the shortest way that the stable ABI
 // has: a call through the dispatcher costs more than all of our checks.
@@ -409,6 +520,10 @@ void sgemm_out_op(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = from(out);
 }
 
+void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
+  stack[0] = from(prepack(to<Tensor>(stack[0]), to<bool>(stack[1]), to<std::string>(stack[2])));
+}
+
 using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
 constexpr size_t kMostStages = 64;
 
@@ -433,6 +548,7 @@ void register_kernels() {
                                       0);  // for the process's life
     library->impl("sgemm", &sgemm_op);
     library->impl("sgemm.out", &sgemm_out_op);
+    library->impl("prepack", &prepack_op);
     for (size_t i = 0; i < all.size(); ++i) library->impl(all[i].name.c_str(), table[i]);
   }
 }

@@ -218,7 +218,8 @@ Selector::Near Selector::estimate(size_t first, size_t last, const Gemm& g, cons
     Estimate& e = out[i];
     if (i == first || r.stage != rows_[i - 1].stage) taken = use(*r.stage);
     e.legal = taken && fits(tile_of(r), device) &&
-              (workspace == kAnyWorkspace || workspace_of(*r.stage, g, device, r.row) <= workspace);
+              (workspace == kAnyWorkspace ||
+               workspace_of(*r.stage, g, {.device = device, .row = r.row}) <= workspace);
     e.microseconds = INFINITY;
     e.basis = !r.known ? Basis::rate : near.rows >> i & 1 ? by_near : Basis::slow;
     all_known = all_known && r.known;
@@ -272,7 +273,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
     const int by_name = row(s, g, device);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
       std::string why_not_row = why_not;
-      const size_t needed = workspace_of(s, g, device, static_cast<int>(i));
+      const size_t needed = workspace_of(s, g, {.device = device, .row = static_cast<int>(i)});
       if (why_not.empty() && !fits(s.tiles[i], device))
         why_not_row = "needs " + std::to_string(s.tiles[i].smem() / 1024) +
                       " KiB of shared memory for a block, this device has " +

@@ -103,39 +103,74 @@ struct Parts {
   XGEMM_HD int64_t row_bytes(int parts) const { return blocks * kSplitK * 2 * parts; }
 };
 
-// Where the parts of A and B lie in a workspace of `bytes`.
-struct SplitPlan {
-  Parts a, b;
-  void* scratch = nullptr;  // of the split kernel
-  Verdict* verdict = nullptr;
+// What lies one after another in memory from `start`, so far so many bytes.
+struct Layout {
+  void* start;
   size_t bytes = 0;
-};
 
-// With room for so many parts of an element.
-inline SplitPlan plan_split(const Gemm& g, int parts, void* workspace) {
-  SplitPlan plan;
-  const auto place = [&](size_t bytes) {
-    void* at = static_cast<char*>(workspace) + plan.bytes;
-    plan.bytes += (bytes + 1023) / 1024 * 1024;
+  void* place(size_t size) {
+    void* at = static_cast<char*>(start) + bytes;
+    bytes += (size + 1023) / 1024 * 1024;
     return at;
-  };
-  const auto operand = [&](int64_t rows, int64_t stride) {
+  }
+  // Room for so many parts of each of rows * matrices * k elements.
+  Parts place_parts(int64_t rows, int64_t matrices, int64_t k, int parts) {
     Parts p;
     p.rows = rows;
-    p.matrices = stride == 0 ? 1 : g.batch;
-    p.blocks = g.k > kSplitK ? ceil_div(g.k, kSplitK) : 1;
+    p.matrices = matrices;
+    p.blocks = k > kSplitK ? ceil_div(k, kSplitK) : 1;
     const auto all = static_cast<size_t>(p.rows * p.matrices);
     p.data = place(all * static_cast<size_t>(p.row_bytes(parts)));
     p.scales = static_cast<RowScale*>(place(all * sizeof(RowScale)));
     return p;
+  }
+};
+
+// A matrix B that is split once and kept: its parts by kFp16x3, and what they tell the verdict.
+struct PackedB {
+  Parts parts;
+  Verdict* verdict = nullptr;
+  size_t bytes = 0;
+};
+inline PackedB plan_packed(const Gemm& g, void* packed) {
+  Layout all{packed};
+  PackedB plan;
+  plan.parts = all.place_parts(g.n, 1, g.k, kFp16x3.parts);
+  plan.verdict = static_cast<Verdict*>(all.place(sizeof(Verdict)));
+  plan.bytes = all.bytes;
+  return plan;
+}
+
+// Where the parts of A and B lie, in a workspace of `bytes` as far as they are not kept.
+struct SplitPlan {
+  Parts a, b;
+  bool b_is_kept = false;  // and needs no split
+  void* scratch = nullptr;  // of the split kernel
+  Verdict* verdict = nullptr;
+  size_t bytes = 0;
+
+  void keep(const PackedB& packed) {
+    b = packed.parts;
+    b_is_kept = true;
+  }
+};
+
+// With room for so many parts of an element; B's only if `packed_b` is null.
+inline SplitPlan plan_split(const Gemm& g, int parts, void* workspace, void* packed_b = nullptr) {
+  SplitPlan plan;
+  Layout all{workspace};
+  const auto operand = [&](int64_t rows, int64_t stride) {
+    return all.place_parts(rows, g.batch > 1 && stride != 0 ? g.batch : 1, g.k, parts);
   };
-  plan.a = operand(g.m, g.batch > 1 ? g.a.bs : 0);
-  plan.b = operand(g.n, g.batch > 1 ? g.b.bs : 0);
+  plan.a = operand(g.m, g.a.bs);
+  if (packed_b) plan.keep(plan_packed(g, packed_b));
+  else plan.b = operand(g.n, g.b.bs);
   // The largest element and two counts for each row, from each of up to 8 blocks (split_kernel.h).
   const int64_t rows = plan.a.rows * plan.a.matrices + plan.b.rows * plan.b.matrices +
                        32 * (plan.a.matrices + plan.b.matrices);
-  plan.verdict = static_cast<Verdict*>(place(sizeof(Verdict)));
-  plan.scratch = place(static_cast<size_t>(rows) * 8 * 3 * sizeof(uint32_t));
+  plan.verdict = static_cast<Verdict*>(all.place(sizeof(Verdict)));
+  plan.scratch = all.place(static_cast<size_t>(rows) * 8 * 3 * sizeof(uint32_t));
+  plan.bytes = all.bytes;
   return plan;
 }
 

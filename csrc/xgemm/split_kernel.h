@@ -353,13 +353,14 @@ __global__ void __launch_bounds__(kSplitThreads, split_blocks(kStrip, kItems))
   split_along_k<S, kThreads, kItems>(job, block);
 }
 
-// Enqueues the split of A and B. It tells the verdict `tells`, cleared before, or happens only if
-// the verdict `asks` is wide. kCluster: blocks that share a strip of a deep operand, 1 where there
-// are no clusters (below sm_90).
+// Enqueues the split of A and, if it is not kept, of B. It tells the verdict `tells`, cleared
+// before, or happens only if the verdict `asks` is wide. kCluster: blocks that share a strip of a
+// deep operand, 1 where there are no clusters (below sm_90).
 template <Scheme S, int kCluster>
 void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict* tells = nullptr,
            const Verdict* asks = nullptr) {
-  const bool a_along_k = along_k(g.a, g.m, g.k), b_along_k = along_k(g.b.transposed(), g.n, g.k);
+  const bool a_along_k = g.m == 0 || along_k(g.a, g.m, g.k);
+  const bool b_along_k = plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k);
   void (*kernel)(SplitJob, SplitJob, const Verdict*) = nullptr;
   SplitShape shape{};
   const auto take = [&]<int kThreads, int kItems, int kStrip, int kBlocks>() {
@@ -389,6 +390,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   };
   SplitJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
   b.operand = 1;
+  if (plan.b_is_kept) b.grid = 0;
   a.scratch = static_cast<uint32_t*>(plan.scratch);
   b.scratch = a.scratch + (plan.a.rows + 32) * plan.a.matrices * (8 * 3);
   if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to split");
@@ -399,6 +401,16 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
           .cluster = static_cast<unsigned>(shape.cluster),
           .dependent = kCluster > 1},
          context, a, b, asks);
+}
+
+inline size_t packed_bytes(const Gemm& g) { return plan_packed(g, nullptr).bytes; }
+
+// Stage::pack: splits B to where it is kept.
+template <int kCluster>
+void pack(const Gemm& g, const Context& context) {
+  SplitPlan plan = plan_split(g, kFp16x3.parts, context.workspace, context.packed_b);
+  plan.b_is_kept = false;
+  split<kFp16x3, kCluster>(g, plan, context, plan_packed(g, context.packed_b).verdict);
 }
 
 }  // namespace XGEMM_FLAVOUR

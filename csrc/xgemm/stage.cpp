@@ -33,8 +33,8 @@ const Stage* find_stage(Flavour flavour, const std::string& name) {
   return nullptr;
 }
 
-size_t workspace_of(const Stage& s, const Gemm& g, const Device& device, int row) {
-  return s.workspace ? s.workspace(g, {.device = device, .row = row}) : 0;
+size_t workspace_of(const Stage& s, const Gemm& g, const Context& context) {
+  return s.workspace ? s.workspace(g, context) : 0;
 }
 
 std::string refusal(const Stage& s, const Gemm& g, const Device& device) {

@@ -27,6 +27,7 @@ struct Context {
   void* stream = nullptr;      // cudaStream_t
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
+  void* packed_b = nullptr;  // what Stage::pack has made of B, if it has
 };
 
 struct Stage {
@@ -43,9 +44,15 @@ struct Stage {
 
   // Why this problem cannot be taken (an alignment, a stride), or null. Optional.
   const char* (*refuse)(const Gemm&) = nullptr;
-  // Bytes of workspace, asked for before the launch: of the context, device and row are known.
+  // Bytes of workspace, asked for before the launch: of the context, all but it is known.
   // Optional.
   size_t (*workspace)(const Gemm&, const Context&) = nullptr;
+  // For a B that does not change: enqueues the launches that make of it what `run` would make in
+  // every call, in so many bytes at the context's packed_b, which hold zeros. It takes a problem
+  // with m = 0 and batch = 1, and a workspace, as `run` does. All stages that pack share one
+  // format. Optional.
+  size_t (*packed_bytes)(const Gemm&) = nullptr;
+  void (*pack)(const Gemm&, const Context&) = nullptr;
   // Enqueues the stage's launches, however many, on the context's stream. Called with m, n, k and
   // batch all > 0.
   void (*run)(const Gemm&, const Context&) = nullptr;
@@ -55,8 +62,8 @@ struct Stage {
 const std::vector<Stage>& stages(Flavour flavour);
 const Stage* find_stage(Flavour flavour, const std::string& name);
 
-// Bytes of workspace for this row.
-size_t workspace_of(const Stage& stage, const Gemm& g, const Device& device, int row);
+// Bytes of workspace for the context's device, row and packed_b.
+size_t workspace_of(const Stage& stage, const Gemm& g, const Context& context);
 
 // Why the stage cannot run this problem there, or an empty string ...
 std::string refusal(const Stage& stage, const Gemm& g, const Device& device);

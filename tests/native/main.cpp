@@ -375,7 +375,7 @@ void test_registry() {
            "and says whether there is room");
     return x.pick.stage->name;
   };
-  const size_t needed = workspace_of(s, g, {.sm = 90, .sm_count = 132}, 0);
+  const size_t needed = workspace_of(s, g, {});
   expect(needed == size_t{4096} * 4096 * kParts * sizeof(float), "what the stage asks for");
   expect(with_room(needed) == "two_launches", "a workspace that there is room for");
   expect(with_room(needed - 1) != "two_launches", "a workspace that there is no room for");

@@ -17,17 +17,25 @@ std::atomic<int> row_asked = -1;  // current.row, for every call of a stage
 
 std::set<std::pair<std::string, Sync>> seen;   // places, as sites() tells them
 
-std::vector<Operand> operands(const Gemm& g, const Context& context) {
+// What a stage may touch. Without a result to compute it packs B.
+std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& context) {
   std::vector<Operand> all;
-  all.emplace_back("A", g.a.data, false,
-                   std::vector<Operand::Axis>{{g.a.bs, g.batch}, {g.a.rs, g.m}, {g.a.cs, g.k}});
+  const bool packs = g.m == 0;
+  if (context.packed_b) {
+    const auto floats = static_cast<int64_t>(stage.packed_bytes(g) / 4);
+    all.emplace_back("packed B", context.packed_b, packs, std::vector<Operand::Axis>{{1, floats}});
+  }
+  if (!packs)
+    all.emplace_back("A", g.a.data, false,
+                     std::vector<Operand::Axis>{{g.a.bs, g.batch}, {g.a.rs, g.m}, {g.a.cs, g.k}});
   all.emplace_back("B", g.b.data, false,
                    std::vector<Operand::Axis>{{g.b.bs, g.batch}, {g.b.rs, g.k}, {g.b.cs, g.n}});
   if (g.beta != 0.f)
     all.emplace_back("C", g.c.data, false,
                      std::vector<Operand::Axis>{{g.c.bs, g.batch}, {g.c.rs, g.m}, {g.c.cs, g.n}});
-  all.emplace_back("D", g.d.data, true,
-                   std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
+  if (!packs)
+    all.emplace_back("D", g.d.data, true,
+                     std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
   const auto floats = static_cast<int64_t>(context.workspace_bytes / 4);
   if (floats)
     all.emplace_back("the workspace", context.workspace, true,
@@ -35,25 +43,35 @@ std::vector<Operand> operands(const Gemm& g, const Context& context) {
   return all;
 }
 
-}  // namespace
-
-void run_watched(const Stage& stage, const Gemm& g) {
-  const Device device{};
-  require(stage, g, device);
-  Context context{.device = device, .row = forced_row(stage, device)};
-  if (context.row < 0) context.row = Selector({&stage, 1}).row(stage, g, device);
-  std::vector<char> workspace(stage.workspace ? stage.workspace(g, context) : 0);
+void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, const Gemm& g,
+           Context context) {
+  std::vector<char> workspace(workspace_of(stage, g, context));
   context.workspace = workspace.data();
   context.workspace_bytes = workspace.size();
   std::vector<Operand>& watched = machine().operands;
-  watched = operands(g, context);
+  watched = operands(stage, g, context);
   try {
-    stage.run(g, context);
+    launches(g, context);
   } catch (...) {
     watched.clear();
     throw;
   }
   watched.clear();
+}
+
+}  // namespace
+
+void run_watched(const Stage& stage, const Gemm& g, void* packed_b) {
+  const Device device{};
+  require(stage, g, device);
+  int row = forced_row(stage, device);
+  if (row < 0) row = Selector({&stage, 1}).row(stage, g, device);
+  watch(stage.run, stage, g, {.device = device, .row = row, .packed_b = packed_b});
+}
+
+void pack_watched(const Stage& stage, const Gemm& g, void* packed_b) {
+  require(stage, g, {});
+  watch(stage.pack, stage, g, {.packed_b = packed_b});
 }
 
 Settings settings() {

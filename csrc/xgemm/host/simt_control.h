@@ -55,8 +55,10 @@ void forget_sites();
 
 // Runs a stage of the host flavour with every access of its kernels watched: anything but the
 // operands and the workspace is out of bounds. Throws std::runtime_error for what the kernel does
-// wrong.
-void run_watched(const Stage& stage, const Gemm& g);
+// wrong. `packed_b`: as in Context.
+void run_watched(const Stage& stage, const Gemm& g, void* packed_b = nullptr);
+// The same for Stage::pack.
+void pack_watched(const Stage& stage, const Gemm& g, void* packed_b);
 
 // The line of an instruction: in the stage, and where that calls it, the line of the header that it
 // is written in.

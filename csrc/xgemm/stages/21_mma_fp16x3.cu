@@ -103,7 +103,11 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
         .store(sum[i]);
 }
 
-size_t workspace(const Gemm& g, const Context&) { return plan_split(g, S.parts, nullptr).bytes; }
+constexpr int kCluster = 1;  // of the split: sm_80 has none
+
+size_t workspace(const Gemm& g, const Context& context) {
+  return plan_split(g, S.parts, nullptr, context.packed_b).bytes;
+}
 
 template <int... kRow>
 void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...>) {
@@ -124,8 +128,8 @@ void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...
 }
 
 void run(const Gemm& g, const Context& context) {
-  const SplitPlan plan = plan_split(g, S.parts, context.workspace);
-  split<S, 1>(g, plan, context);  // strips without clusters, which sm_80 has not
+  const SplitPlan plan = plan_split(g, S.parts, context.workspace, context.packed_b);
+  split<S, kCluster>(g, plan, context);
   run_row({.g = g, .a = plan.a, .b = plan.b}, context,
           std::make_integer_sequence<int, std::size(kTiles)>());
 }
@@ -140,6 +144,8 @@ static const Register stage(
                .strict = false,
                .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
                .workspace = workspace,
+               .packed_bytes = packed_bytes,
+               .pack = pack<kCluster>,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::mma_fp16x3

@@ -19,13 +19,14 @@ constexpr int kCluster = 8;  // of the split
 
 // From this many multiply-adds on, two more launches, mostly idle, are no price for what they can
 // save: below, elements that two parts cannot hold are computed as the strict stages do, in the
-// epilogue. The first row, which is for large problems, always decides.
+// epilogue. The first row, which is for large problems, always decides. To pack B (m = 0) needs no
+// decision.
 constexpr double kDecides = 0x1p31;
 
 bool decides(const Gemm& g, const Context& context) {
-  return context.row == 0 || static_cast<double>(g.m) * static_cast<double>(g.n) *
-                                     static_cast<double>(g.k) * static_cast<double>(g.batch) >=
-                                 kDecides;
+  const double products = static_cast<double>(g.m) * static_cast<double>(g.n) *
+                          static_cast<double>(g.k) * static_cast<double>(g.batch);
+  return g.m > 0 && (context.row == 0 || products >= kDecides);
 }
 
 const char* scheme(const Gemm& g, const Context& context) {
@@ -35,18 +36,20 @@ const char* scheme(const Gemm& g, const Context& context) {
              : kFp16x3Words;
 }
 
+// Where it is decided, there is room for three parts of B too: they are made of B itself.
 SplitPlan plan_for(const Gemm& g, const Context& context, void* workspace) {
-  return plan_split(g, decides(g, context) ? kBf16x6.parts : kFp16x3.parts, workspace);
+  return decides(g, context) ? plan_split(g, kBf16x6.parts, workspace)
+                             : plan_split(g, kFp16x3.parts, workspace, context.packed_b);
 }
 
 size_t workspace(const Gemm& g, const Context& context) {
   return plan_for(g, context, nullptr).bytes;
 }
 
-__global__ void __launch_bounds__(32) clear(Verdict* verdict) {
+__global__ void __launch_bounds__(32) begin(Verdict* verdict, const Verdict* packed) {
   wait_for_launch_before();
   let_next_launch_begin();
-  if (threadIdx.x == 0) *verdict = Verdict{};
+  if (threadIdx.x == 0) *verdict = packed ? *packed : Verdict{};
 }
 
 void run(const Gemm& g, const Context& context) {
@@ -59,9 +62,17 @@ void run(const Gemm& g, const Context& context) {
     split<kFp16x3, kCluster>(g, plan, context);
     return kernels[context.row](g, plan, context, When::always);
   }
-  launch(clear, {.grid = dim3(1), .block = dim3(32), .dependent = true}, context, plan.verdict);
-  split<kFp16x3, kCluster>(g, plan, context, plan.verdict);
-  kernels[context.row](g, plan, context, When::narrow);
+  SplitPlan narrow = plan;
+  const Verdict* packed = nullptr;
+  if (context.packed_b) {
+    const PackedB b = plan_packed(g, context.packed_b);
+    narrow.keep(b);
+    packed = b.verdict;
+  }
+  launch(begin, {.grid = dim3(1), .block = dim3(32), .dependent = true}, context, plan.verdict,
+         packed);
+  split<kFp16x3, kCluster>(g, narrow, context, plan.verdict);
+  kernels[context.row](g, narrow, context, When::narrow);
   split<kBf16x6, kCluster>(g, plan, context, nullptr, plan.verdict);
   launch_wgmma<kBf16x6, kWide>(g, plan, context, When::wide);
 }
@@ -79,6 +90,8 @@ static const Register stage(
      .scheme = scheme,
      .refuse = too_many_rows,
      .workspace = workspace,
+     .packed_bytes = packed_bytes,
+     .pack = pack<kCluster>,
      .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3

@@ -1,0 +1,505 @@
+"""prepack: products with a weight whose parts are kept have the bits of those with the weight."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+
+import problems
+import pytest
+import torch
+from problems import same_bits
+from test_stages import on_every_device
+from torch import Tensor
+
+import xgemm_torch
+from xgemm_torch import simt
+
+F = torch.nn.functional
+PACKS = [stage.name for stage in xgemm_torch.stages() if stage.packs]
+ROWS = [
+    (stage.name, row)
+    for stage in xgemm_torch.stages()
+    if stage.packs
+    for row in range(len(stage.tiles))
+]
+
+on_every_packing_stage = pytest.mark.parametrize("stage", PACKS)
+on_every_row = pytest.mark.parametrize("stage, row", ROWS)
+
+
+def kept(weight: Tensor, stage: str = PACKS[0], trans_b: bool = True):
+    packed = xgemm_torch.prepack(weight, trans_b=trans_b, kernel=stage)
+    assert packed.parts is not None
+    return packed
+
+
+def hard(*shape: int) -> Tensor:
+    """Rows of every kind: sizes far apart, subnormal, zero, with what is not finite."""
+    t = problems.normal(*shape)
+    t[0::7] = problems.wide(*t[0::7].shape)
+    t[1::7] *= 2.0**-130
+    t[2::7] *= 2.0**100
+    t[3::7] = 0.0
+    t[4, shape[1] // 2], t[5, 0], t[6, -1] = math.inf, math.nan, -math.inf
+    return t
+
+
+# ------------------------------------------------------------------------------ bits
+
+
+@on_every_device
+@on_every_row
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("make", [problems.normal, problems.wide, hard])
+def test_the_bits_of_the_weight_itself(stage, row, trans_b, make, device):
+    """Also of parts that another stage has made: all make the same."""
+    for k in (1, 32, 65, 130):
+        a, b = problems.normal(37, k, device=device), make(50, k).to(device)
+        b = b if trans_b else b.T.contiguous()
+        with simt.configure(row=row):
+            want = xgemm_torch.sgemm(a, b, trans_b=trans_b, kernel=stage)
+            for maker in PACKS:
+                packed = kept(b, maker, trans_b)
+                got = xgemm_torch.sgemm(a, packed, trans_b=trans_b, kernel=stage)
+                assert same_bits(got, want), (k, maker)
+
+
+@on_every_device
+@pytest.mark.parametrize("view", problems.VIEWS.values(), ids=problems.VIEWS)
+@pytest.mark.parametrize("size", [(9, 1), (33, 600), (70, 1100), (5, 4200)], ids=str)
+def test_parts_are_of_values_and_made_alike(view, size, device):
+    """Of every depth of the split, from every layout, by every stage: the same bytes."""
+    weight = problems.wide(*size)
+    want = kept(weight).parts
+    for stage in PACKS:
+        for trans_b, w in ((True, weight), (False, weight.T.contiguous())):
+            moved = view(w.to(device))
+            assert torch.equal(kept(moved, stage, trans_b).parts.cpu(), want)
+
+
+@on_every_device
+@on_every_packing_stage
+def test_the_parts_are_what_is_multiplied(stage, device):
+    """And not b, which is looked at only where parts do not suffice."""
+    x, w = problems.normal(40, 64, device=device), problems.normal(30, 64, device=device)
+    packed, other = kept(w, stage), kept(2 * w, stage)
+    packed.parts.copy_(other.parts)
+    want = 2 * xgemm_torch.linear(x, w, kernel=stage)
+    assert same_bits(xgemm_torch.linear(x, packed, kernel=stage), want)
+    assert not same_bits(xgemm_torch.linear(x, packed), want)  # auto, on a CPU and for small ones
+
+
+@on_every_packing_stage
+@pytest.mark.parametrize("batch", [1, 3])
+def test_batches_share_the_weight(stage, batch):
+    a, w = problems.normal(batch, 20, 70), problems.normal(70, 40)
+    got = xgemm_torch.sgemm(a, kept(w, stage, False), kernel=stage)
+    assert same_bits(got, xgemm_torch.sgemm(a, w, kernel=stage))
+
+
+@on_every_packing_stage
+def test_the_epilogue(stage):
+    a, b, c = problems.normal(20, 70), problems.normal(70, 40), problems.normal(40)
+    how = {"kernel": stage, "alpha": -1.5, "beta": 0.5, "activation": "relu"}
+    want = xgemm_torch.sgemm(a, b, c, **how)
+    packed = kept(b, stage, False)
+    assert same_bits(xgemm_torch.sgemm(a, packed, c, **how), want)
+    out = torch.full((20, 40), math.nan)
+    assert xgemm_torch.sgemm(a, packed, c, out=out, **how) is out
+    assert same_bits(out, want)
+    how.pop("alpha"), how.pop("beta")
+    at = xgemm_torch.sgemm(a.T, packed, trans_a=True, kernel=stage)
+    assert same_bits(at, xgemm_torch.sgemm(a, b, kernel=stage))
+
+
+LEADING = [(), (1,), (5,), (2, 3), (2, 1, 3), (0,), (2, 0, 3)]
+
+
+@on_every_device
+@pytest.mark.parametrize("kernel", ["auto", PACKS[-1], problems.STRICT[-1]])
+@pytest.mark.parametrize("leading", LEADING, ids=str)
+def test_the_functions(leading, kernel, device):
+    """Every kernel takes a packed weight; one that has no use for the parts takes the weight."""
+    x = problems.normal(*leading, 40, device=device)
+    w, bias = problems.normal(30, 40, device=device), problems.normal(30, device=device)
+    how = {"kernel": kernel}
+    packed, upright = kept(w, PACKS[-1]), kept(w.T.contiguous(), PACKS[-1], False)
+    plain = w.T.contiguous()
+    for activation in ("none", "gelu"):
+        want = xgemm_torch.linear(x, w, bias, activation, **how)
+        assert same_bits(xgemm_torch.linear(x, packed, bias, activation, **how), want)
+    want = xgemm_torch.linear(x, w, precision="ieee")
+    assert same_bits(xgemm_torch.linear(x, packed, precision="ieee"), want)
+    got = xgemm_torch.matmul(x, upright, **how)
+    assert same_bits(got, xgemm_torch.matmul(x, plain, **how))
+    if len(leading) == 1:
+        got = xgemm_torch.mm(x, upright, **how)
+        assert same_bits(got, xgemm_torch.mm(x, plain, **how))
+        got = xgemm_torch.addmm(bias, x, upright, beta=2, **how)
+        assert same_bits(got, xgemm_torch.addmm(bias, x, plain, beta=2, **how))
+        out = torch.empty(*leading, 30, device=device)
+        assert xgemm_torch.matmul(x, upright, out=out, **how) is out
+        assert same_bits(out, xgemm_torch.mm(x, plain, **how))
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)], ids=str)
+def test_weights_without_elements(size):
+    w, x = torch.empty(size), problems.normal(3, size[1])
+    packed = xgemm_torch.prepack(w, kernel=PACKS[0])
+    assert packed.parts is None
+    assert same_bits(xgemm_torch.linear(x, packed), xgemm_torch.linear(x, w))
+
+
+def test_auto_on_a_cpu_keeps_nothing():
+    w, x = problems.normal(30, 40), problems.normal(20, 40)
+    packed = xgemm_torch.prepack(w)
+    assert packed.parts is None
+    assert "no parts" in repr(packed)
+    assert same_bits(xgemm_torch.linear(x, packed), xgemm_torch.linear(x, w))
+    got = xgemm_torch.linear(x, packed, kernel=PACKS[0])
+    assert same_bits(got, xgemm_torch.linear(x, w, kernel=PACKS[0]))
+
+
+# ------------------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_gradients_are_those_of_the_weight(activation):
+    """x's, the weight's and the bias's, to the second order."""
+    results = []
+    for pack in (False, True):
+        torch.manual_seed(3)
+        x, w, bias = (problems.normal(*s).requires_grad_() for s in ((9, 40), (20, 40), (20,)))
+        y = xgemm_torch.linear(x, kept(w) if pack else w, bias, activation, kernel=PACKS[0])
+        first = torch.autograd.grad(y.square().sum(), (x, w, bias), create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), (x, w, bias))
+        results.append([y, *first, *second])
+    assert all(same_bits(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_only_x_has_gradients():
+    x, w = problems.normal(9, 40).requires_grad_(), problems.normal(20, 40)
+    xgemm_torch.linear(x, kept(w), kernel=PACKS[0]).sum().backward()
+    want = xgemm_torch.sgemm(torch.ones(9, 20), w, kernel=PACKS[0])
+    assert same_bits(x.grad, want)
+
+
+def test_transforms():
+    w, x = problems.normal(20, 40), problems.normal(6, 9, 40)
+    packed = kept(w)
+
+    def f(x, weight=packed):
+        return xgemm_torch.linear(x, weight, kernel=PACKS[0]).square().sum()
+
+    def of_w(x):
+        return f(x, w)
+
+    func = torch.func
+    assert same_bits(func.grad(f)(x[0]), func.grad(of_w)(x[0]))
+    assert same_bits(func.vmap(f)(x), func.vmap(of_w)(x))
+    for got, want in zip(
+        func.jvp(f, (x[0],), (x[1],)), func.jvp(of_w, (x[0],), (x[1],)), strict=True
+    ):
+        assert same_bits(got, want)
+
+
+def test_autocast():
+    x, w = problems.normal(9, 40), problems.normal(20, 40)
+    want = xgemm_torch.linear(x.bfloat16().float(), w, kernel=PACKS[0])
+    with torch.autocast("cpu"):
+        got = xgemm_torch.linear(x.bfloat16(), kept(w), kernel=PACKS[0])
+    assert same_bits(got, want)
+
+
+# ------------------------------------------------------------------------------ stale weights
+
+
+def _other_memory(w: Tensor) -> None:
+    w.data = problems.normal(*w.shape)
+
+
+def _in_inference_mode(w: Tensor) -> None:
+    with torch.inference_mode():
+        w.add_(1.0)
+
+
+def _no_memory(w: Tensor) -> None:
+    w.untyped_storage().resize_(0)
+
+
+CHANGES = {
+    "add_": (lambda w: w.add_(1.0), "has been written to"),
+    "a view": (lambda w: w[3].zero_(), "has been written to"),
+    "an optimizer": (lambda w: torch.optim.SGD([w], lr=0.1).step(), "has been written to"),
+    "inference mode": (_in_inference_mode, "has been written to"),
+    "data": (_other_memory, "has other memory"),
+    "no memory": (_no_memory, "has other memory"),
+    "set_": (lambda w: w.set_(problems.normal(7)), "has other memory"),
+}
+
+
+@pytest.mark.parametrize("kernel", ["auto", PACKS[0], problems.STRICT[0]])
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_stale_weight_is_refused(case, kernel):
+    change, text = CHANGES[case]
+    w, x = torch.nn.Parameter(problems.normal(20, 40)), problems.normal(9, 40)
+    w.grad = torch.ones_like(w)
+    packed = kept(w)
+    packed.check()
+    with torch.no_grad():
+        change(w)
+    out = torch.full((9, 20), math.nan)
+    text = f": the packed weight is stale: since prepack the weight {text}; pack it again"
+    with pytest.raises(RuntimeError, match=f"^linear{text}"):
+        xgemm_torch.linear(x, packed, kernel=kernel)
+    with pytest.raises(RuntimeError, match=f"^sgemm{text}"):
+        xgemm_torch.sgemm(x, packed, trans_b=True, kernel=kernel, out=out)
+    assert bool(out.isnan().all()), "nothing was launched"
+    with pytest.raises(RuntimeError, match=f"^prepack{text}"):
+        packed.check()
+
+
+def test_reading_is_no_change():
+    w, x = torch.nn.Parameter(problems.normal(20, 40)), problems.normal(9, 40)
+    packed = kept(w)
+    xgemm_torch.linear(x, packed, kernel=PACKS[0]).sum().backward()
+    w.grad.zero_()
+    w.detach()[2:].sum()
+    packed.check()
+
+
+def test_a_copy_packs_its_own_weight():
+    w, x = problems.normal(20, 40), problems.normal(9, 40)
+    packed = kept(w)
+    file = io.BytesIO()
+    torch.save(packed, file)
+    file.seek(0)
+    copies = [
+        copy.deepcopy(packed),
+        pickle.loads(pickle.dumps(packed)),
+        torch.load(file, weights_only=False),
+    ]
+    want = xgemm_torch.linear(x, w, kernel=PACKS[0])
+    w.zero_()
+    for other in copies:
+        assert (other.trans_b, other.kernel) == (packed.trans_b, packed.kernel)
+        assert same_bits(xgemm_torch.linear(x, other, kernel=PACKS[0]), want)
+
+
+# ------------------------------------------------------------------------------ errors
+
+W = torch.ones(6, 5)
+
+
+class Tagged(Tensor):
+    """A tensor that means something more."""
+
+
+@pytest.mark.parametrize(
+    ("weight", "how", "kind", "text"),
+    [
+        (W.tolist(), {}, TypeError, "weight must be a tensor, got list"),
+        (W.double(), {}, TypeError, "weight must be float32, got float64"),
+        (W.half(), {}, TypeError, "weight must be float32, got float16"),
+        (W.to_sparse(), {}, TypeError, "must be a dense .strided. tensor, got sparse_coo"),
+        (W.as_subclass(Tagged), {}, TypeError, "must be a plain tensor, got Tagged"),
+        (W[0], {}, ValueError, "must have 2 dimensions, got shape .5,."),
+        (W[None], {}, ValueError, "must have 2 dimensions, got shape .1, 6, 5."),
+        (W.to("meta"), {}, ValueError, "weight is on meta; cpu and cuda are supported"),
+        (W, {"trans_b": 1}, TypeError, "trans_b must be a bool, got int"),
+        (W, {"kernel": 1}, TypeError, "kernel must be a string, got int"),
+        (W, {"kernel": "nope"}, ValueError, "no kernel named 'nope'; there are: auto, "),
+        (
+            W, {"kernel": problems.STRICT[0]}, ValueError,
+            f"{problems.STRICT[0]} takes no parts; stages that do: {PACKS[0]}",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_packed(weight, how, kind, text):
+    with pytest.raises(kind, match=f"^prepack: .*{text}"):
+        xgemm_torch.prepack(weight, **how)
+
+
+def test_inference_mode():
+    """An inference tensor is no weight to pack; parts made in that mode are good outside, too."""
+    x, w = problems.normal(9, 40).requires_grad_(), problems.normal(20, 40).requires_grad_()
+    with torch.inference_mode():
+        with pytest.raises(RuntimeError, match="does not count the changes of an inference tensor"):
+            xgemm_torch.prepack(problems.normal(4, 4))
+        packed = kept(w)
+        inside = xgemm_torch.linear(x, packed, kernel=PACKS[0])
+    outside = xgemm_torch.linear(x, packed, kernel=PACKS[0])
+    assert same_bits(inside, xgemm_torch.linear(x, w, kernel=PACKS[0]).detach())
+    outside.sum().backward()
+    grads = torch.autograd.grad(xgemm_torch.linear(x, w, kernel=PACKS[0]).sum(), (x, w))
+    assert same_bits(x.grad, grads[0]) and same_bits(w.grad, grads[1])
+
+
+def test_wrong_products():
+    x, packed, upright = torch.ones(3, 5), kept(W), kept(W, trans_b=False)
+    for call, kind, text in [
+        (lambda: xgemm_torch.sgemm(x, packed), ValueError, "packed for trans_b=True"),
+        (lambda: xgemm_torch.matmul(x, packed), ValueError, "packed for trans_b=True"),
+        (lambda: xgemm_torch.linear(x, upright), ValueError, "packed for trans_b=False"),
+        (lambda: xgemm_torch.linear(x[:, :4], packed), ValueError, "inner sizes differ"),
+        (lambda: xgemm_torch.linear(x[0, 0], packed), ValueError, "inner sizes differ"),
+        (lambda: xgemm_torch.sgemm(x, upright), ValueError, "inner sizes differ"),
+        (lambda: xgemm_torch.matmul(x, upright), ValueError, "inner sizes differ"),
+        (lambda: xgemm_torch.matmul(x[None], upright), ValueError, "inner sizes differ"),
+        (lambda: xgemm_torch.linear(x.double(), packed), TypeError, "a must be float32"),
+        (lambda: xgemm_torch.linear(x, packed, x), ValueError, "bias must be of shape"),
+        (lambda: xgemm_torch.linear(packed, W), TypeError, "x must be a tensor"),
+        (lambda: xgemm_torch.linear(packed, packed), TypeError, "weight alone may be packed"),
+        (lambda: xgemm_torch.sgemm(x, W.T, packed), TypeError, "must be a tensor"),
+        (lambda: xgemm_torch.mm(x[None], upright), ValueError, "2 dimensions"),
+        (lambda: xgemm_torch.bmm(x[None], packed), TypeError, "takes no PackedWeight"),
+        (lambda: torch.mm(x, packed), TypeError, "mm takes no PackedWeight, only its .weight"),
+        (lambda: F.linear(x, packed), TypeError, "linear takes no PackedWeight"),
+        (lambda: torch.ops.xgemm.sgemm(x, packed), TypeError, "takes no PackedWeight"),
+        (
+            lambda: xgemm_torch.linear(x, packed, kernel=PACKS[0], precision="ieee"),
+            ValueError, "other bits than precision='ieee' promises",
+        ),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=text):
+            call()
+
+
+def test_wrong_parts():
+    """The operator itself, with what is not of its b."""
+    x, parts = torch.ones(3, 5), kept(W).parts
+    product = torch.ops.xgemm.sgemm
+    how = {"trans_b": True, "kernel": PACKS[0]}
+    want = xgemm_torch.linear(x, W, kernel=PACKS[0])
+    assert same_bits(product(x, W, packed=parts, **how), want)
+    for bad, b, kind, text in [
+        (parts[:-1], W, Exception, f"it has {len(parts) - 1} bytes, prepack gives {len(parts)}"),
+        (kept(torch.ones(300, 5)).parts, W, Exception, "packed is not of this b"),
+        (parts.float(), W, TypeError, "packed must be uint8, got float32"),
+        (parts.expand(2, -1), W, Exception, "packed must be what prepack has made"),
+        (parts, W[None], Exception, "of a b of 2 dimensions"),
+        (parts.to("meta"), W, ValueError, "a is on cpu, packed is on meta"),
+    ]:
+        with pytest.raises(kind, match=text):
+            product(x, b, packed=bad, **how)
+
+
+@pytest.mark.gpu
+def test_devices_do_not_mix():
+    x, packed = torch.ones(3, 5), xgemm_torch.prepack(W.cuda())
+    with pytest.raises(ValueError, match="a is on cpu, b is on cuda:0"):
+        xgemm_torch.linear(x, packed)
+    with pytest.raises(ValueError, match="a is on cuda:0, b is on cpu"):
+        xgemm_torch.linear(x.cuda(), kept(W))
+
+
+# ------------------------------------------------------------------------------ nn.Linear
+
+
+def test_module():
+    layer = xgemm_torch.nn.Linear(40, 20, kernel=PACKS[0]).eval()
+    x, keys = problems.normal(3, 4, 40), list(layer.state_dict())
+    want = layer(x)
+    assert layer.prepack() is layer
+    assert "prepacked" in repr(layer)
+    assert layer.packed.parts is not None
+    assert same_bits(layer(x), want)
+    assert list(layer.state_dict()) == keys
+    other = copy.deepcopy(layer)
+    layer.packed.parts.zero_()
+    assert not same_bits(layer(x), want), "the parts are what is used"
+    assert same_bits(layer.train()(x), want), "but not in training"
+    assert layer.eval().unprepack() is layer
+    assert layer.packed is None and "prepacked" not in repr(layer)
+    assert same_bits(layer(x), want)
+    assert other.packed.weight is other.weight
+    assert same_bits(other(x), want)
+
+
+def test_a_module_refuses_stale_weights():
+    layer = xgemm_torch.nn.Linear(40, 20, kernel=PACKS[0]).eval().prepack()
+    x = problems.normal(3, 40)
+    layer.load_state_dict(xgemm_torch.nn.Linear(40, 20).state_dict())
+    with pytest.raises(RuntimeError, match="since prepack the weight has been written to"):
+        layer(x)
+    want = layer.train()(x)
+    assert same_bits(layer.eval().prepack()(x), want)
+    layer.weight = torch.nn.Parameter(torch.ones(20, 40))
+    with pytest.raises(RuntimeError, match="stale: the module has another weight since prepack"):
+        layer(x)
+    want = xgemm_torch.linear(x, layer.weight, layer.bias, kernel=PACKS[0])
+    assert same_bits(layer.unprepack()(x), want)
+
+
+def test_a_reverted_module_has_no_parts():
+    layer = torch.nn.Linear(40, 20).eval()
+    xgemm_torch.convert(layer, kernel=PACKS[0])
+    layer.prepack()
+    xgemm_torch.revert(layer)
+    assert type(layer) is torch.nn.Linear
+    assert not hasattr(layer, "packed")
+
+
+def test_a_module_of_a_stage_that_does_not_pack():
+    layer = xgemm_torch.nn.Linear(40, 20, kernel=problems.STRICT[0])
+    with pytest.raises(ValueError, match="takes no parts"):
+        layer.prepack()
+
+
+def test_compiled_modules_use_the_weight():
+    layer = xgemm_torch.nn.Linear(40, 20, kernel=PACKS[0]).eval().prepack()
+    x = problems.normal(3, 40)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert same_bits(compiled(x), layer(x))
+        layer.weight.mul_(2.0)
+        want = xgemm_torch.linear(x, layer.weight, layer.bias, kernel=PACKS[0])
+        assert same_bits(compiled(x), want)
+
+
+# ------------------------------------------------------------------------------ the operator
+
+
+def test_products_with_parts_can_be_traced():
+    x, w = problems.normal(3, 40), problems.normal(20, 40)
+    parts = kept(w).parts
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def f(x, w, parts):
+        return torch.ops.xgemm.sgemm(x, w, trans_b=True, kernel=PACKS[0], packed=parts)
+
+    assert same_bits(f(x, w, parts), xgemm_torch.linear(x, w, kernel=PACKS[0]))
+
+
+# ------------------------------------------------------------------------------ a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [256, 1024, 2048, 4096])
+@pytest.mark.parametrize("data", problems.DATA)
+@pytest.mark.parametrize("wide_x", [False, True])
+def test_auto_on_a_gpu(n, data, wide_x):
+    """Large products decide on the device, and split a wide weight anew."""
+    x = problems.DATA["wide" if wide_x else "normal"](n, n, device="cuda")
+    w = problems.DATA[data](n, n, device="cuda")
+    packed = xgemm_torch.prepack(w)
+    for kernel in ("auto", *PACKS):
+        want = xgemm_torch.linear(x, w, kernel=kernel)
+        assert same_bits(xgemm_torch.linear(x, packed, kernel=kernel), want)
+
+
+@pytest.mark.gpu
+def test_a_graph_has_the_parts_of_its_capture():
+    x, w = problems.normal(512, 512, device="cuda"), problems.normal(512, 512, device="cuda")
+    packed = xgemm_torch.prepack(w)
+    xgemm_torch.linear(x, packed)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = xgemm_torch.linear(x, packed)
+    x.copy_(problems.normal(512, 512, device="cuda"))
+    graph.replay()
+    assert same_bits(out, xgemm_torch.linear(x, w))

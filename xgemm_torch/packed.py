@@ -1,0 +1,212 @@
+"""Weights that do not change: ``prepack`` keeps what a product would make of one in every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from .functional import _bias_fits, _rank, _ranks, _rows, _sizes, addmm, linear, matmul, mm
+from .ops import KERNELS, sgemm, sgemm_packed
+from .registry import stages
+
+__all__ = ["PackedWeight", "prepack"]
+
+_PACKS = [stage.name for stage in stages() if stage.packs]
+
+
+class PackedWeight:
+    """A matrix and the 16-bit parts that stages of two fp16 parts make of it; see ``prepack``.
+
+    It holds the weight itself too: for its gradients, for stages that take no parts, and for
+    elements and problems that two parts cannot give.
+
+    Attributes:
+        weight: the matrix.
+        trans_b: whether it is used transposed.
+        kernel: the stage that was asked for the parts, or "auto".
+        parts: they and their scales, opaque; None where no stage of this device takes any.
+    """
+
+    def __init__(self, weight: Tensor, trans_b: bool, kernel: str, parts: Tensor | None) -> None:
+        """As ``prepack`` has made it."""
+        self.weight, self.trans_b, self.kernel, self.parts = weight, trans_b, kernel, parts
+        self._then = _state(weight)
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the weight."""
+        return self.weight.shape
+
+    def check(self, name: str = "prepack") -> None:
+        """Raise RuntimeError if the weight is no longer what it was when it was packed."""
+        now = _state(self.weight)
+        if now != self._then:
+            what = "has been written to" if now[1:] == self._then[1:] else "has other memory"
+            raise RuntimeError(
+                f"{name}: the packed weight is stale: since prepack the weight {what}; "
+                "pack it again, or use the weight itself"
+            )
+
+    def __repr__(self) -> str:
+        """Shape, device, bytes."""
+        kept = "no parts" if self.parts is None else f"{self.parts.numel()} bytes of parts"
+        return (
+            f"PackedWeight({tuple(self.shape)}, trans_b={self.trans_b}, "
+            f"device={self.weight.device}, {kept})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or what is loaded, packs its own weight."""
+        return _again, (self.weight, self.trans_b, self.kernel)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Stand for b in xgemm_torch's products; no other function takes a packed weight."""
+        product = _PRODUCTS.get(func)
+        if product is None:
+            raise TypeError(
+                f"{getattr(func, '__name__', func)} takes no PackedWeight, only its .weight; "
+                f"xgemm_torch's {', '.join(f.__name__ for f in _PRODUCTS)} do"
+            )
+        return product(*args, **(kwargs or {}))
+
+
+def prepack(weight: Tensor, *, trans_b: bool = True, kernel: str = "auto") -> PackedWeight:
+    """Split a weight that does not change into parts once, for all products with it.
+
+    The result stands for the weight in ``xgemm_torch.linear(x, packed)``, or with ``trans_b=False``
+    in ``sgemm(a, packed)``, ``mm``, ``addmm`` and ``matmul``. They give the same bits as with the
+    weight, by the same kernel; where that is a stage with ``packs`` (``xgemm_torch.stages()``) it
+    splits the other operand only. The parts take as much memory as the weight, which is kept, too.
+    Gradients of both operands are those without packing.
+
+    A weight that was written to since, or has other memory, is refused. What torch does not count
+    as a change goes unseen: writing through ``weight.data``, and the replays of a CUDA graph, which
+    has the parts of the time of its capture. In compiled graphs the weight itself is used.
+
+    Args:
+        weight: (N, K), as of ``linear``; (K, N) with ``trans_b=False``.
+        trans_b: the flag that products with it will have; ``linear``'s is True.
+        kernel: "auto", or the stage to split by. On a CPU nothing is split by "auto", which is
+            ATen's BLAS there; a stage splits in the host flavour, for products by its name.
+
+    Raises:
+        TypeError: ``weight`` is no dense float32 tensor.
+        ValueError: not two dimensions; an unknown kernel, or one that does not pack.
+        RuntimeError: an inference tensor, whose changes torch does not count; no memory; a stage
+            that the device cannot run.
+    """
+    _checks._operand("prepack", "weight", weight)
+    _checks._string("prepack", "kernel", kernel)
+    if not isinstance(trans_b, bool):
+        raise TypeError(f"prepack: trans_b must be a bool, got {type(trans_b).__name__}")
+    if type(weight) not in (Tensor, torch.nn.Parameter):
+        raise TypeError(f"prepack: weight must be a plain tensor, got {type(weight).__name__}")
+    if weight.dim() != 2:
+        raise ValueError(f"prepack: weight must have 2 dimensions, got shape {_sizes(weight)}")
+    if weight.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"prepack: weight is on {weight.device}; cpu and cuda are supported")
+    if kernel not in KERNELS["sgemm"]:
+        raise ValueError(
+            f"prepack: no kernel named '{kernel}'; there are: {', '.join(KERNELS['sgemm'])}"
+        )
+    if kernel != "auto" and kernel not in _PACKS:
+        raise ValueError(f"prepack: {kernel} takes no parts; stages that do: {', '.join(_PACKS)}")
+    if weight.is_inference():
+        raise RuntimeError(
+            "prepack: torch does not count the changes of an inference tensor; make the weight "
+            "outside torch.inference_mode"
+        )
+    with torch.no_grad():
+        parts = torch.ops.xgemm.prepack(weight, trans_b=trans_b, kernel=kernel)
+    return PackedWeight(weight, trans_b, kernel, parts if parts.numel() else None)
+
+
+def _again(weight: Tensor, trans_b: bool, kernel: str) -> PackedWeight:
+    return prepack(weight, trans_b=trans_b, kernel=kernel)
+
+
+def _state(weight: Tensor) -> tuple[Any, ...]:
+    return weight._version, weight.data_ptr(), weight.device, weight.shape, weight.stride()
+
+
+# ---------------------------------------------------------------------------------------------
+# The products, with the arguments that their functions hand on.
+
+
+def _matrix(name: str, arg: str, packed: Any, **others: Any) -> Tensor:
+    """The weight of ``packed``, which alone of the operands may be packed, and is up to date."""
+    for other, t in others.items():
+        if isinstance(t, PackedWeight):
+            raise TypeError(f"{name}: {other} must be a tensor; {arg} alone may be packed")
+    packed.check(name)
+    return packed.weight
+
+
+def _sgemm(
+    a: Tensor, b: Any, c: Tensor | None = None, *, out: Tensor | None = None, **flags: Any
+) -> Tensor:
+    weight = _matrix("sgemm", "b", b, a=a, c=c, out=out)
+    if flags.get("trans_b", False) != b.trans_b:
+        raise ValueError(
+            f"sgemm: b was packed for trans_b={b.trans_b}; prepack(weight, trans_b="
+            f"{not b.trans_b}) packs for {not b.trans_b}"
+        )
+    return sgemm_packed(a, weight, c, b.parts, out, flags)
+
+
+def _linear(
+    x: Tensor, weight: Any, bias: Tensor | None = None, activation: str = "none", **how: Any
+) -> Tensor:
+    matrix = _matrix("linear", "weight", weight, x=x, bias=bias)
+    if not weight.trans_b:
+        raise ValueError(
+            "linear: weight was packed for trans_b=False; prepack(weight) packs for linear"
+        )
+    _bias_fits(bias, matrix)
+    if _rank("linear", "x", x) == 0 or x.shape[-1] != matrix.shape[-1]:
+        raise ValueError(
+            f"linear: inner sizes differ: x is {_sizes(x)}, weight is {_sizes(matrix)}"
+        )
+    flags = {"trans_b": True, "activation": activation, **how}
+    out = sgemm_packed(_rows(x), matrix, bias, weight.parts, None, flags)
+    return out.reshape((*x.shape[:-1], matrix.shape[0]))
+
+
+def _mm(input: Tensor, mat2: Any, **how: Any) -> Tensor:
+    _ranks("mm", 2, input=input)
+    return _sgemm(input, mat2, **how)
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Any, **how: Any) -> Tensor:
+    _ranks("addmm", 2, mat1=mat1)
+    return _sgemm(mat1, mat2, input, **how)
+
+
+def _matmul(input: Tensor, other: Any, *, out: Tensor | None = None, **how: Any) -> Tensor:
+    matrix = _matrix("matmul", "other", other, input=input, out=out)
+    rank = _rank("matmul", "input", input)
+    if rank == 2:
+        return _sgemm(input, other, out=out, **how)
+    if out is not None:
+        raise ValueError("matmul: with a packed weight out= takes an input of two dimensions")
+    if rank == 0 or input.shape[-1] != matrix.shape[0]:
+        raise ValueError(
+            f"matmul: inner sizes differ: input is {_sizes(input)}, other is {_sizes(matrix)}"
+        )
+    return _sgemm(_rows(input), other, **how).reshape((*input.shape[:-1], matrix.shape[1]))
+
+
+_PRODUCTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    sgemm: _sgemm, linear: _linear, mm: _mm, addmm: _addmm, matmul: _matmul,
+}  # fmt: skip
