@@ -26,6 +26,8 @@ ROWS = [
     for row in range(len(stage.tiles))
 ]
 
+K = 130  # deep enough that rows of normal numbers are multiplied by their parts
+
 on_every_packing_stage = pytest.mark.parametrize("stage", PACKS)
 on_every_row = pytest.mark.parametrize("stage, row", ROWS)
 
@@ -84,7 +86,7 @@ def test_parts_are_of_values_and_made_alike(view, size, device):
 @on_every_packing_stage
 def test_the_parts_are_what_is_multiplied(stage, device):
     """And not b, which is looked at only where parts do not suffice."""
-    x, w = problems.normal(40, 64, device=device), problems.normal(30, 64, device=device)
+    x, w = problems.normal(40, K, device=device), problems.normal(30, K, device=device)
     packed, other = kept(w, stage), kept(2 * w, stage)
     packed.parts.copy_(other.parts)
     want = 2 * xgemm_torch.linear(x, w, kernel=stage)
@@ -95,19 +97,19 @@ def test_the_parts_are_what_is_multiplied(stage, device):
 @on_every_packing_stage
 @pytest.mark.parametrize("batch", [1, 3])
 def test_batches_share_the_weight(stage, batch):
-    a, w = problems.normal(batch, 20, 70), problems.normal(70, 40)
+    a, w = problems.normal(batch, 20, 70), problems.normal(70, K)
     got = xgemm_torch.sgemm(a, kept(w, stage, False), kernel=stage)
     assert same_bits(got, xgemm_torch.sgemm(a, w, kernel=stage))
 
 
 @on_every_packing_stage
 def test_the_epilogue(stage):
-    a, b, c = problems.normal(20, 70), problems.normal(70, 40), problems.normal(40)
+    a, b, c = problems.normal(20, 70), problems.normal(70, K), problems.normal(K)
     how = {"kernel": stage, "alpha": -1.5, "beta": 0.5, "activation": "relu"}
     want = xgemm_torch.sgemm(a, b, c, **how)
     packed = kept(b, stage, False)
     assert same_bits(xgemm_torch.sgemm(a, packed, c, **how), want)
-    out = torch.full((20, 40), math.nan)
+    out = torch.full((20, K), math.nan)
     assert xgemm_torch.sgemm(a, packed, c, out=out, **how) is out
     assert same_bits(out, want)
     how.pop("alpha"), how.pop("beta")
@@ -123,8 +125,8 @@ LEADING = [(), (1,), (5,), (2, 3), (2, 1, 3), (0,), (2, 0, 3)]
 @pytest.mark.parametrize("leading", LEADING, ids=str)
 def test_the_functions(leading, kernel, device):
     """Every kernel takes a packed weight; one that has no use for the parts takes the weight."""
-    x = problems.normal(*leading, 40, device=device)
-    w, bias = problems.normal(30, 40, device=device), problems.normal(30, device=device)
+    x = problems.normal(*leading, K, device=device)
+    w, bias = problems.normal(30, K, device=device), problems.normal(30, device=device)
     how = {"kernel": kernel}
     packed, upright = kept(w, PACKS[-1]), kept(w.T.contiguous(), PACKS[-1], False)
     plain = w.T.contiguous()
@@ -154,7 +156,7 @@ def test_weights_without_elements(size):
 
 
 def test_auto_on_a_cpu_keeps_nothing():
-    w, x = problems.normal(30, 40), problems.normal(20, 40)
+    w, x = problems.normal(30, K), problems.normal(20, K)
     packed = xgemm_torch.prepack(w)
     assert packed.parts is None
     assert "no parts" in repr(packed)
@@ -172,7 +174,7 @@ def test_gradients_are_those_of_the_weight(activation):
     results = []
     for pack in (False, True):
         torch.manual_seed(3)
-        x, w, bias = (problems.normal(*s).requires_grad_() for s in ((9, 40), (20, 40), (20,)))
+        x, w, bias = (problems.normal(*s).requires_grad_() for s in ((9, K), (20, K), (20,)))
         y = xgemm_torch.linear(x, kept(w) if pack else w, bias, activation, kernel=PACKS[0])
         first = torch.autograd.grad(y.square().sum(), (x, w, bias), create_graph=True)
         second = torch.autograd.grad(first[0].square().sum(), (x, w, bias))
@@ -181,14 +183,14 @@ def test_gradients_are_those_of_the_weight(activation):
 
 
 def test_only_x_has_gradients():
-    x, w = problems.normal(9, 40).requires_grad_(), problems.normal(20, 40)
+    x, w = problems.normal(9, K).requires_grad_(), problems.normal(20, K)
     xgemm_torch.linear(x, kept(w), kernel=PACKS[0]).sum().backward()
     want = xgemm_torch.sgemm(torch.ones(9, 20), w, kernel=PACKS[0])
     assert same_bits(x.grad, want)
 
 
 def test_transforms():
-    w, x = problems.normal(20, 40), problems.normal(6, 9, 40)
+    w, x = problems.normal(20, K), problems.normal(6, 9, K)
     packed = kept(w)
 
     def f(x, weight=packed):
@@ -207,7 +209,7 @@ def test_transforms():
 
 
 def test_autocast():
-    x, w = problems.normal(9, 40), problems.normal(20, 40)
+    x, w = problems.normal(9, K), problems.normal(20, K)
     want = xgemm_torch.linear(x.bfloat16().float(), w, kernel=PACKS[0])
     with torch.autocast("cpu"):
         got = xgemm_torch.linear(x.bfloat16(), kept(w), kernel=PACKS[0])
@@ -245,7 +247,7 @@ CHANGES = {
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_stale_weight_is_refused(case, kernel):
     change, text = CHANGES[case]
-    w, x = torch.nn.Parameter(problems.normal(20, 40)), problems.normal(9, 40)
+    w, x = torch.nn.Parameter(problems.normal(20, K)), problems.normal(9, K)
     w.grad = torch.ones_like(w)
     packed = kept(w)
     packed.check()
@@ -263,7 +265,7 @@ def test_a_stale_weight_is_refused(case, kernel):
 
 
 def test_reading_is_no_change():
-    w, x = torch.nn.Parameter(problems.normal(20, 40)), problems.normal(9, 40)
+    w, x = torch.nn.Parameter(problems.normal(20, K)), problems.normal(9, K)
     packed = kept(w)
     xgemm_torch.linear(x, packed, kernel=PACKS[0]).sum().backward()
     w.grad.zero_()
@@ -272,7 +274,7 @@ def test_reading_is_no_change():
 
 
 def test_a_copy_packs_its_own_weight():
-    w, x = problems.normal(20, 40), problems.normal(9, 40)
+    w, x = problems.normal(20, K), problems.normal(9, K)
     packed = kept(w)
     file = io.BytesIO()
     torch.save(packed, file)
@@ -326,7 +328,7 @@ def test_what_cannot_be_packed(weight, how, kind, text):
 
 def test_inference_mode():
     """An inference tensor is no weight to pack; parts made in that mode are good outside, too."""
-    x, w = problems.normal(9, 40).requires_grad_(), problems.normal(20, 40).requires_grad_()
+    x, w = problems.normal(9, K).requires_grad_(), problems.normal(20, K).requires_grad_()
     with torch.inference_mode():
         with pytest.raises(RuntimeError, match="does not count the changes of an inference tensor"):
             xgemm_torch.prepack(problems.normal(4, 4))
@@ -401,8 +403,8 @@ def test_devices_do_not_mix():
 
 
 def test_module():
-    layer = xgemm_torch.nn.Linear(40, 20, kernel=PACKS[0]).eval()
-    x, keys = problems.normal(3, 4, 40), list(layer.state_dict())
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval()
+    x, keys = problems.normal(3, 4, K), list(layer.state_dict())
     want = layer(x)
     assert layer.prepack() is layer
     assert "prepacked" in repr(layer)
@@ -421,14 +423,14 @@ def test_module():
 
 
 def test_a_module_refuses_stale_weights():
-    layer = xgemm_torch.nn.Linear(40, 20, kernel=PACKS[0]).eval().prepack()
-    x = problems.normal(3, 40)
-    layer.load_state_dict(xgemm_torch.nn.Linear(40, 20).state_dict())
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack()
+    x = problems.normal(3, K)
+    layer.load_state_dict(xgemm_torch.nn.Linear(K, 20).state_dict())
     with pytest.raises(RuntimeError, match="since prepack the weight has been written to"):
         layer(x)
     want = layer.train()(x)
     assert same_bits(layer.eval().prepack()(x), want)
-    layer.weight = torch.nn.Parameter(torch.ones(20, 40))
+    layer.weight = torch.nn.Parameter(torch.ones(20, K))
     with pytest.raises(RuntimeError, match="stale: the module has another weight since prepack"):
         layer(x)
     want = xgemm_torch.linear(x, layer.weight, layer.bias, kernel=PACKS[0])
@@ -436,7 +438,7 @@ def test_a_module_refuses_stale_weights():
 
 
 def test_a_reverted_module_has_no_parts():
-    layer = torch.nn.Linear(40, 20).eval()
+    layer = torch.nn.Linear(K, 20).eval()
     xgemm_torch.convert(layer, kernel=PACKS[0])
     layer.prepack()
     xgemm_torch.revert(layer)
@@ -445,14 +447,14 @@ def test_a_reverted_module_has_no_parts():
 
 
 def test_a_module_of_a_stage_that_does_not_pack():
-    layer = xgemm_torch.nn.Linear(40, 20, kernel=problems.STRICT[0])
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=problems.STRICT[0])
     with pytest.raises(ValueError, match="takes no parts"):
         layer.prepack()
 
 
 def test_compiled_modules_use_the_weight():
-    layer = xgemm_torch.nn.Linear(40, 20, kernel=PACKS[0]).eval().prepack()
-    x = problems.normal(3, 40)
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack()
+    x = problems.normal(3, K)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert same_bits(compiled(x), layer(x))
@@ -465,7 +467,7 @@ def test_compiled_modules_use_the_weight():
 
 
 def test_products_with_parts_can_be_traced():
-    x, w = problems.normal(3, 40), problems.normal(20, 40)
+    x, w = problems.normal(3, K), problems.normal(20, K)
     parts = kept(w).parts
 
     @torch.compile(backend="aot_eager", fullgraph=True)

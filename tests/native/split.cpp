@@ -180,6 +180,33 @@ void test_places() {
             }
 }
 
+// A B that is kept has its parts where they were packed, and leaves its room in the workspace.
+void test_kept_parts() {
+  auto* const packed = reinterpret_cast<char*>(uintptr_t{1} << 30);
+  for (int64_t m : {0, 1, 1000})
+    for (int64_t n : {1, 777})
+      for (int64_t k : {1, 33, 4097})
+        for (int64_t batch : {1, 3}) {
+          const Gemm g = problem_of(m, n, k, batch, false, true);
+          const PackedB b = plan_packed(g, packed);
+          const SplitPlan whole = plan_split(g, kFp16x3.parts, nullptr);
+          const SplitPlan kept = plan_split(g, kFp16x3.parts, nullptr, packed);
+          expect(!whole.b_is_kept && kept.b_is_kept, "it says so");
+          expect(kept.b.data == b.parts.data && kept.b.scales == b.parts.scales &&
+                     kept.b.rows == n && kept.b.blocks == kept.a.blocks && kept.b.matrices == 1,
+                 "all of the batch takes the one B");
+          const auto parts = static_cast<size_t>(n * kept.b.row_bytes(kFp16x3.parts));
+          expect(whole.bytes >= kept.bytes + parts, "no room for what is kept");
+          const auto place = [&](const void* p) {
+            return static_cast<size_t>(static_cast<const char*>(p) - packed);
+          };
+          expect(place(b.parts.scales) >= place(b.parts.data) + parts &&
+                     place(b.verdict) >= place(b.parts.scales) + sizeof(RowScale) * n &&
+                     b.bytes >= place(b.verdict) + sizeof(Verdict),
+                 "each has room of its own");
+        }
+}
+
 }  // namespace
 
 void test_split() {
@@ -188,6 +215,7 @@ void test_split() {
   test_tops();
   test_sparse_rows();
   test_places();
+  test_kept_parts();
 }
 
 }  // namespace xgemm
