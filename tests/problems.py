@@ -29,6 +29,10 @@ OPERATORS = ["sgemm", *STAGES]
 QUICK = ["sgemm", *STRICT, *PARTS[:1]]
 """Those for tests of what all have in common that call them hundreds of times."""
 
+TELLING = {name: "wide" for name in STRICT} | {name: "normal" for name in PARTS}
+"""Data that shows a stage's own arithmetic: the order of a chain; parts, which leave wide rows to
+the chain."""
+
 PRECISIONS = {"auto": ["fp32", "ieee"]} | {
     stage.name: ["fp32", "ieee"] if stage.strict else ["fp32"] for stage in xgemm_torch.stages()
 }
