@@ -159,7 +159,8 @@ class Anatomy:
 def of(stage: Stage, layout: str = "NN") -> Anatomy:
     """Run one tile of a stage, the fastest of its table, and find its schedule.
 
-    Of a stage with several launches it is the one that stores D.
+    Of a stage with several launches it is the one that stores D; where operands go to registers
+    alone, the one that loads them, even if another adds up the sums that it leaves.
     """
     trans_a, trans_b = timing.LAYOUTS[layout]
     row = counts.best_row(stage)
@@ -168,10 +169,15 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     k = depth * (tile.buffers + SLICES_MORE) if tile.buffers else depth
     with simt.configure(row=row):
         trace = simt.trace(stage.name, tile.BM, tile.BN, k, trans_a=trans_a, trans_b=trans_b)
-    launch = int(trace.where(kind="global store", operand="D").column("launch")[0])
+    what = {"kind": "global store", "operand": "D"}
+    if not tile.buffers:
+        what = {"kind": "global load", "operand": "A"}
+    launch = int(trace.where(**what).column("launch")[0])
     threads = math.prod(trace.launches[launch].threads)
     words = _Table(trace.where(launch=launch), launch)
     results = words.take("global store", "D")
+    if not len(results):
+        results = _sums(words.take("global store", "W"), tile.BM, tile.BN)
     rows, columns = 1 + int(results.i.max()), 1 + int(results.j.max())
     owner = np.full((rows, columns), -1, dtype=np.int32)
     owner[results.i, results.j] = results.thread
@@ -243,6 +249,13 @@ class _Table:
             place=c["place"][at],
             request=self._requests[at],
         )
+
+
+def _sums(stores: Words, rows: int, columns: int) -> Words:
+    """Give sums that wait in the workspace the element that they are of: they lie there first."""
+    mine = stores[stores.j < rows * columns]
+    i, j = np.divmod(mine.j, columns)
+    return Words(**{**vars(mine), "i": i, "j": j})
 
 
 def _named(stores: Words, loads: Words) -> Words:

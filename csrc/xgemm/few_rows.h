@@ -104,14 +104,25 @@ __device__ __forceinline__ float most_of_warp(float x) {
   return x;
 }
 
-// 4 neighbours along k of row i; zeros from `end` on. Rows from `rows` on are the last one again.
+// What a thread's sums begin with. The chain begins with +0, and so does one of an element's sums;
+// -0 adds nothing to the others, so that a result of -0 keeps its sign.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void begin_sums(float (&acc)[kRows][kColumns], bool first) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) acc[i][j] = first ? 0.f : -0.f;
+}
+
+// 4 neighbours along k of row i; `pad` from `end` on. Rows from `rows` on are the last one again.
 __device__ __forceinline__ void load_k4(float (&x)[4], const View<const float>& v, int64_t i,
-                                        int64_t rows, int64_t k, int64_t end, bool wide) {
+                                        int64_t rows, int64_t k, int64_t end, float pad,
+                                        bool wide) {
   i = i < rows ? i : rows - 1;
   if (wide && k + 4 <= end) load4(x, v.ptr(i, k));
   else
 #pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] = k + e < end ? v(i, k + e) : 0.f;
+    for (int e = 0; e < 4; ++e) x[e] = k + e < end ? v(i, k + e) : pad;
 }
 
 // Lanes walk k, a warp has 4 columns.
@@ -122,21 +133,22 @@ __device__ void few_along_k(const FewJob& job, const Gemm& g, const FewBlock& at
   const int64_t j0 = at.j0 + threadIdx.x / 32 * kColumns;
   const View<const float> bt = g.b.transposed();
   const bool wide_a = g.a.wide(), wide_b = bt.wide();
-  float acc[kRows][kColumns] = {}, row[kRows] = {}, column[kColumns] = {};
+  float acc[kRows][kColumns], row[kRows] = {}, column[kColumns] = {};
   if (j0 >= g.n) return;
+  begin_sums(acc, at.share == 0 && lane == 0);
 #pragma unroll 1
   for (int64_t k = at.k0 + 4 * lane; k < at.k1; k += 128) {
     float b[kColumns][4];
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      load_k4(b[j], bt, j0 + j, g.n, k, at.k1, wide_b);
+      load_k4(b[j], bt, j0 + j, g.n, k, at.k1, kPadB, wide_b);
 #pragma unroll
       for (int e = 0; e < 4; ++e) column[j] = fmaxf(column[j], fabsf(b[j][e]));
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float a[4];
-      load_k4(a, g.a, at.i0 + i, g.m, k, at.k1, wide_a);
+      load_k4(a, g.a, at.i0 + i, g.m, k, at.k1, kPadA, wide_a);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         row[i] = fmaxf(row[i], fabsf(a[e]));
@@ -173,7 +185,8 @@ __device__ void few_along_n(const FewJob& job, const Gemm& g, const FewBlock& at
   const int quarter = threadIdx.x / kWidth, place = threadIdx.x % kWidth * kColumns;
   const int64_t j0 = at.j0 + place, z = blockIdx.z;
   const bool wide_a = g.a.wide(), wide_b = g.b.wide() && j0 + kColumns <= g.n;
-  float acc[kRows][kColumns] = {}, row[kRows] = {}, column[kColumns] = {};
+  float acc[kRows][kColumns], row[kRows] = {}, column[kColumns] = {};
+  begin_sums(acc, at.share == 0 && quarter == 0);
 #pragma unroll 1
   for (int64_t k = at.k0 + 4 * quarter; k < at.k1; k += 4 * kQuarters) {
     float b[4][kColumns];
@@ -183,14 +196,14 @@ __device__ void few_along_n(const FewJob& job, const Gemm& g, const FewBlock& at
       else
 #pragma unroll
         for (int j = 0; j < kColumns; ++j)
-          b[e][j] = k + e < at.k1 && j0 + j < g.n ? g.b(k + e, j0 + j) : 0.f;
+          b[e][j] = k + e < at.k1 && j0 + j < g.n ? g.b(k + e, j0 + j) : kPadB;
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) column[j] = fmaxf(column[j], fabsf(b[e][j]));
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float a[4];
-      load_k4(a, g.a, at.i0 + i, g.m, k, at.k1, wide_a);
+      load_k4(a, g.a, at.i0 + i, g.m, k, at.k1, kPadA, wide_a);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         row[i] = fmaxf(row[i], fabsf(a[e]));
@@ -233,7 +246,7 @@ __device__ void few_along_n(const FewJob& job, const Gemm& g, const FewBlock& at
 // way, the chain that must tell.
 __device__ __forceinline__ float few_sum(const FewJob& job, const Gemm& g, int64_t z, int64_t i,
                                          int64_t j) {
-  float sum = 0.f, row = 0.f, column = 0.f;
+  float sum = -0.f, row = 0.f, column = 0.f;
   for (int64_t s = 0; s < job.shares; ++s) {
     sum += job.sum(z, s, i, j);
     row = fmaxf(row, job.row(z, s, i)), column = fmaxf(column, job.column(z, s, j));
