@@ -15,6 +15,12 @@ PREDECESSOR = {
     "vec4_128x128": "block_tile_2d",
 }
 
+# Headers that hold a stage's kernel, and belong to its code.
+HEADERS = {
+    "wgmma_fp16x3": ("wgmma_gemm.h",),
+    "wgmma_bf16x6": ("wgmma_gemm.h",),
+}
+
 LESSONS = {
     "naive": """\
 Each thread walks a row of A and a column of B and keeps one sum. The mistake is in who sits beside
@@ -99,4 +105,50 @@ their way at once; a wait says how many may still be missing. The timeline shows
 copies run: that distance, times the time of a slice, is the latency that is hidden. The copies of a
 slice are dealt out over the products of an earlier one, and the loop that does so has no edge in
 it: slices with an edge have a loop of their own.""",
+    "mma_fp16x3": """\
+Tensor cores multiply 16-bit floats many times faster than FMA units multiply FP32, and they add up
+in FP32. So a float is written as the sum of two fp16 numbers: `hi` is the float rounded to fp16,
+`lo` is what that left, times two to the eleventh, so that it does not fall below what fp16 can
+hold. Of the four products of parts three matter, since lo times lo is below FP32's last bit.
+
+fp16 has a short range of exponents. Every row of A and every column of B is therefore scaled first,
+by a power of two that brings its largest element to the top of that range, which costs no bit; the
+epilogue takes the scales back out. A launch before the product does all this, once, and writes the
+parts to a workspace; what is multiplied is read from there.
+
+Tensor cores truncate where FP32 arithmetic rounds, always toward zero, and over a long sum that
+adds up. So no long sum is left to them. P, the products hi x hi of one slice, is a short sum and is
+added to C by an ordinary FP32 addition, which rounds to nearest. Q, the two products with a `lo`,
+is two thousand times smaller, and so are its errors: it may run on for a whole segment of K.
+
+Some floats are in no two fp16 parts: those that are far smaller than the largest of their row.
+Where they could show in a result, the epilogue knows from what the split counted, and computes that
+one element as the strict stages do, by a chain of FP32 operations.""",
+    "wgmma_fp16x3": """\
+The arithmetic stays, bit for bit what three sums make of it; the machine around it is Hopper's.
+A warpgroup, four warps, starts a product of 64 rows by 128 columns with one instruction, `wgmma`,
+which reads both operands from shared memory and works on while the warps do other things. TMA
+brings whole boxes of a tensor there, at one thread's word. A fetching warpgroup and the multiplying
+ones meet at mbarriers only: `full` counts the bytes that have landed, `empty` the readers that are
+done. Nobody waits for the whole block.
+
+The three sums are what lets the tensor cores never wait, too. While Q's products run, P's are done,
+and the warps add P to C; by the time the next slice is there, P is free again. It is the reason for
+the order in the code: P first, one wait that lets Q go on, the additions, then the slice *before*
+goes back to the ring. The picture of the ring shows who has a slice when.
+
+In a cluster of two blocks, one below the other, each fetches half of B's slice and TMA delivers it
+to both. The compiler must take part: where it sees too few registers, or a sum touched while wgmma
+may still add to it, it makes every wgmma wait for the last, without a word but a note in its log.
+The build reads that note and fails.
+
+Operands too wide for two fp16 parts as a whole are noticed by the split, on the device: it leaves a
+verdict, and of the launches that follow, half see that they are not needed and end at once. The
+host asks nothing and waits for nothing, so a CUDA graph can hold it all.""",
+    "wgmma_bf16x6": """\
+A bf16 number has FP32's range of exponents and eight bits. Three of them hold all the bits of a
+float, wherever it lies in its row, so there is next to nothing that the parts cannot give. The
+price is in the products: of nine, the six matter that are not below FP32's last bit, twice as many
+as with two fp16 parts. The kernel is the same, with other numbers in its scheme; that is why it is
+the way out for operands of a wide range, and a rung for those who want no exceptions.""",
 }

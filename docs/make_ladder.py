@@ -63,6 +63,17 @@ def source_text(stage: Stage) -> str:
     return (STAGES / Path(stage.file).name).read_text(encoding="utf-8")
 
 
+def headers(stage: Stage) -> dict[str, str]:
+    """Read the headers that hold a stage's kernel: their names and texts."""
+    names = lessons.HEADERS.get(stage.name, ())
+    return {name: (STAGES.parent / name).read_text(encoding="utf-8") for name in names}
+
+
+def code(stage: Stage) -> list[str]:
+    """Give the lines of a stage's code: its headers', then its file's."""
+    return [line for text in (*headers(stage).values(), source_text(stage)) for line in body(text)]
+
+
 def head_comment(text: str) -> str:
     """Give the sentence or two with which a stage's file begins."""
     lines = []
@@ -81,22 +92,21 @@ def code_lines(text: str) -> int:
 
 
 def body(text: str) -> list[str]:
-    """Give the lines of a stage's file that a comparison is about.
+    """Give the lines of a stage's file, or a header, that a comparison is about.
 
     Without the head comment, the namespace (it has the stage's name) and the registration, which
     differ between any two stages.
     """
     text = re.sub(r"\A(//.*\n)+", "", text)
     text = re.sub(r"^static const Register stage\(.*?\}\);\n", "", text, flags=re.S | re.M)
-    text = re.sub(r"^(namespace|\}  // namespace).*\n", "", text, flags=re.M)
+    text = re.sub(r"^(namespace|inline namespace|\}  // namespace).*\n", "", text, flags=re.M)
+    text = re.sub(r"^\}  // (namespace )?XGEMM_FLAVOUR\n|^#pragma once\n", "", text, flags=re.M)
     return re.sub(r"\n{2,}", "\n\n", text.strip()).splitlines()
 
 
 def difference(old: Stage, new: Stage) -> list[str]:
     """Give the unified diff of two stages' code, without its two lines of file names."""
-    lines = difflib.unified_diff(
-        body(source_text(old)), body(source_text(new)), n=2, lineterm="", fromfile="", tofile=""
-    )
+    lines = difflib.unified_diff(code(old), code(new), n=2, lineterm="", fromfile="", tofile="")
     return [line.rstrip() for line in list(lines)[2:]]
 
 
@@ -235,10 +245,17 @@ def counts_section(stage: Stage, before: Stage | None, known: dict[str, Any]) ->
     rows = []
     for each in filter(None, (before, stage)):
         c = known[each.name]
-        rows.append([f"`{each.name}`", *(format(c[key], form) for _, key, form in counts.COLUMNS)])
+        rows.append([f"`{each.name}`", *counts.cells(c)])
     c = known[stage.name]
     m, n, k = c["shape"]
     lines = ["## What it asks of the memories", ""]
+    if not c["counted"]:
+        return [
+            *lines,
+            "Not counted: TMA moves the parts and wgmma reads them, and no thread asks for either. "
+            "What threads ask for beside them is what the split of the operands needs.",
+            "",
+        ]
     lines += table(["", *(heading for heading, _, _ in counts.COLUMNS)], rows)
     lines += ["", f"Counted over a product of {m} x {n} x {k}, {c['layout']}. {counts.LEGEND}", ""]
     worse = [line for line in c["lines"] if line["wavefronts"] > line["ideal"]]
@@ -290,9 +307,12 @@ def code_section(stage: Stage, before: Stage | None) -> list[str]:
     text = source_text(stage)
     path = f"../../csrc/xgemm/stages/{Path(stage.file).name}"
     lines = ["## The code", "", f"[`{Path(stage.file).name}`]({path}), {code_lines(text)} lines"]
+    for name, header in headers(stage).items():
+        link_to = f"[`{name}`](../../csrc/xgemm/{name})"
+        lines[-1] += f", and {link_to}, {code_lines(header)} lines, which holds the kernel"
     if before is None:
         return [f"{line}." if line.startswith("[") else line for line in lines] + [
-            "", "```cpp", *body(text), "```", ""
+            "", "```cpp", *code(stage), "```", ""
         ]  # fmt: skip
     changes = difference(before, stage)
     added = sum(line.startswith("+") for line in changes)
@@ -353,9 +373,9 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         cases = known["measured"].get(stage.name, {"cases": {}})["cases"]
         c = known["counts"][stage.name]
         at = cases.get((4096, "NN"))
+        loads, wavefronts, _, _, sectors, *_ = counts.cells(c)
         rows.append([
-            stage.rung, link(stage), stage.idea, f"{c['loads_per_fma']:.3f}",
-            f"{c['shared_wavefronts']:.1f}", f"{c['sectors']:.1f}",
+            stage.rung, link(stage), stage.idea, loads, wavefronts, sectors,
             at and f"{tflops(at[0])} ({at[1]:.0%})", percent(marks.share(stage.name, 4096)),
         ])  # fmt: skip
     lines = [
@@ -373,7 +393,8 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         counts.LEGEND,
         "",
         "A mark is the share of cuBLAS that the best known implementation of the same technique "
-        "reached, in a run of its own on one H200.",
+        "reached, in a run of its own on one H200; for the last stages it is the goal of the whole "
+        "call, the split of the operands included.",
         "",
         "`python -m xgemm_torch ladder` prints these counts, `python -m xgemm_torch ladder --race` "
         "lets all stages run side by side: for time on a GPU, for counts without one.",

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import xgemm_torch
-from xgemm_torch import anatomy, counts, pictures, simt
+from xgemm_torch import anatomy, counts, parts_pictures, pictures, simt, timing
 
 STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
 each_stage = pytest.mark.parametrize("stage", list(STAGES))
 schedule = functools.cache(lambda name: anatomy.of(STAGES[name]))
-STAGED = [name for name, stage in STAGES.items() if stage.tiles[0].buffers]
+# A trace knows nothing of TMA.
+BY_TMA = [name for name, stage in STAGES.items() if not counts.is_counted(stage)]
+STAGED = [name for name, stage in STAGES.items() if stage.tiles[0].buffers and name not in BY_TMA]
 
 
 @pytest.mark.parametrize("layout", ["NN", "TT"])
@@ -23,16 +28,39 @@ STAGED = [name for name, stage in STAGES.items() if stage.tiles[0].buffers]
 def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layout):
     drawn = anatomy.of(STAGES[stage], layout)
     tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
-    assert (drawn.rows, drawn.columns, drawn.threads) == (tile.BM, tile.BN, tile.threads)
-    results = np.bincount(drawn.owner.reshape(-1), minlength=drawn.threads)
-    assert (results == tile.TM * tile.TN).all()
+    fetchers = 128 * (stage in BY_TMA)
+    assert (drawn.rows, drawn.columns) == (tile.BM, tile.BN)
+    assert drawn.threads == tile.threads + fetchers
+    results = np.bincount(drawn.owner.reshape(-1), minlength=tile.threads)
+    assert (results == tile.TM * tile.TN).all() and len(results) == tile.threads
     assert drawn.stray_reads() == 0
     assert drawn.staged == (stage in STAGED and drawn.named)
-    # Later rungs may turn their operands into something else on the way to shared memory.
-    assert drawn.named or STAGES[stage].rung > 19
+    assert drawn.named == (stage not in BY_TMA)
 
 
-@each_stage
+@pytest.mark.parametrize("stage", BY_TMA)
+def test_nothing_is_shown_of_what_tma_brings(stage):
+    drawn = schedule(stage)
+    assert not any(map(len, (drawn.loads, drawn.copies, drawn.stores, drawn.reads)))
+    assert "TMA" in drawn.caption()
+    assert not counts.of(stage)["counted"] and set(counts.cells(counts.of(stage))) == {"-"}
+
+
+@pytest.mark.parametrize("layout", list(timing.LAYOUTS))
+@pytest.mark.parametrize("stage", [name for name in STAGED if not STAGES[name].strict])
+def test_all_parts_of_both_operands_arrive_once(stage, layout):
+    drawn = anatomy.of(STAGES[stage], layout)
+    m, n, k = drawn.shape
+    for operand, shape in (("A", (m, k)), ("B", (k, n))):
+        seen = np.zeros(shape, dtype=np.int64)
+        words = drawn.copies.of(operand)
+        np.add.at(seen, (words.i, words.j), 1)
+        # A word is of two neighbours along k, and says the first.
+        even, odd = (seen[:, ::2], seen[:, 1::2]) if operand == "A" else (seen[::2], seen[1::2])
+        assert (even == drawn.parts).all() and (odd == 0).all()
+
+
+@pytest.mark.parametrize("stage", [name for name, stage in STAGES.items() if stage.strict])
 def test_all_of_both_operands_arrives(stage):
     drawn = schedule(stage)
     m, n, k = drawn.shape
@@ -136,10 +164,16 @@ def test_banks_of_a_conflict():
         assert pictures._in_banks(pictures._fullest(words)).max() == 1
 
 
+def own_lines(stage, told):
+    """The lines of the counts that are of the stage's file: not those of the split."""
+    file = Path(STAGES[stage].file).name
+    return [line for line in told["lines"] if line["place"].startswith(file)]
+
+
 @pytest.mark.parametrize("stage", STAGED)
 def test_worst_conflict_in_the_picture_is_the_counted_one(stage):
     drawn = schedule(stage)
-    told = counts.of(stage, drawn.shape)["lines"]
+    told = own_lines(stage, counts.of(stage, drawn.shape))
     shown = {}
     for line, what, words in pictures._by_line(drawn):
         kind = "load" if what.startswith("read") else "store"
@@ -181,7 +215,8 @@ def test_digest_is_of_the_schedule():
 def test_pictures_are_small_and_say_what_they_show(stage, tmp_path):
     drawn = schedule(stage)
     names = [name for name, _ in pictures.available(drawn)]
-    assert names == (["tile", "banks", "timeline"] if drawn.staged else ["tile"])
+    more = ["parts"] * bool(drawn.parts) + ["ring"] * (stage in BY_TMA)
+    assert names == [*more, *(["tile", "banks", "timeline"] if drawn.staged else ["tile"])]
     for name in names:
         file = tmp_path / f"{name}.svg"
         pictures.draw(drawn, name, file)
@@ -203,12 +238,39 @@ def test_counts_are_of_whole_tiles_and_of_every_line_that_a_picture_shows(stage)
     tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
     m, n, k = counts.SHAPE
     assert m % tile.BM == 0 and n % tile.BN == 0 and k % tile.BK == 0
-    # All buffers are filled once: a pipeline's first slices and those that its loop brings in.
-    assert k >= tile.BK * tile.buffers
+    if stage not in BY_TMA:
+        # All buffers are filled once: a pipeline's first slices and those that its loop brings in.
+        assert k >= tile.BK * tile.buffers
     drawn = schedule(stage)
-    if drawn.named:
-        lines = {line for line, _, _ in pictures._by_line(drawn)}
-        assert {line["place"] for line in counts.of(stage)["lines"]} == lines
+    lines = {line for line, _, _ in pictures._by_line(drawn)}
+    assert {line["place"] for line in own_lines(stage, counts.of(stage))} == lines
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_a_float_is_the_sum_of_its_parts(parts):
+    generator = torch.Generator().manual_seed(0)
+    for x in (2.0**14 * (1 + torch.rand(200, generator=generator))).tolist():
+        found = parts_pictures.split(x, parts)
+        assert len(found) == parts
+        # Two of 11 bits and a sign each hold 23; three of 8 hold all 24.
+        assert abs(x - sum(found)) <= (2.0**-9 if parts == 2 else 0)
+
+
+def test_bits_of_a_number():
+    assert parts_pictures.bits(20480.0) == (14, "101")
+    assert parts_pictures.bits(-20480.0, 11) == (14, "10100000000")
+    assert parts_pictures.bits(-(2.0**-8), 11) == (-8, "10")  # to the last bit of FP32
+
+
+def test_a_ring_shows_every_product():
+    drawn = schedule("wgmma_bf16x6")
+    axes = parts_pictures.draw(drawn, "ring").axes[0]
+    slices = drawn.tile.buffers + 3
+    colors = Counter(patch.get_facecolor()[:3] for patch in axes.patches)
+    # Of each slice: fetched, multiplied into P and Q, added.
+    assert sorted(colors.values()) == [slices] * 4
+    # Six products of 32 of K are twelve instructions.
+    assert axes.get_xlim()[1] == 12 * slices
 
 
 def test_counting_and_tracing_take_the_fastest_row():

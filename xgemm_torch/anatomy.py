@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import counts, simt, timing
-from .registry import Stage
+from .registry import Stage, Tile
 
 Ints = NDArray[np.int32]
 
@@ -75,11 +75,14 @@ class Anatomy:
         threads: of the block.
         owner: (rows, columns), the thread that stores each element of D.
         loads: words that came from gmem into registers.
-        copies: words that cp.async brought past the registers.
+        copies: words that cp.async brought past the registers. Where operands lie in 16-bit parts,
+            a word holds a part of two neighbours along K, of which it names the first.
         stores: words stored to shared memory, with the element that they hold.
         reads: words read from shared memory, with the element that they hold.
         named: whether it can be told what lies in shared memory: each thread stores there as many
-            words as it loads. Where it cannot, ``stores`` and ``reads`` are empty.
+            words as it loads, or cp.async brings it. Where it cannot, ``stores`` and ``reads`` are
+            empty.
+        parts: in how many 16-bit parts an operand's element is multiplied; 0 for FP32 itself.
     """
 
     stage: Stage
@@ -96,6 +99,12 @@ class Anatomy:
     stores: Words = field(repr=False)
     reads: Words = field(repr=False)
     named: bool
+    parts: int
+
+    @property
+    def tile(self) -> Tile:
+        """The row of the tile table that was traced."""
+        return self.stage.tiles[counts.best_row(self.stage)]
 
     @property
     def staged(self) -> bool:
@@ -120,27 +129,33 @@ class Anatomy:
     def stray_reads(self) -> int:
         """Count words of A that a thread reads for rows it has no result in; of B, for columns.
 
-        0 says that the elements found in shared memory are what the stage takes them for.
+        0 says that the elements found in shared memory are what the stage takes them for. Of parts,
+        a lane reads what tensor cores give to all of its warp.
         """
+        together = WARP if self.parts else 1
         in_row = np.zeros((self.threads, self.rows), dtype=bool)
         in_column = np.zeros((self.threads, self.columns), dtype=bool)
         i, j = np.indices(self.owner.shape)
-        in_row[self.owner, i] = True
-        in_column[self.owner, j] = True
+        in_row[self.owner // together, i] = True
+        in_column[self.owner // together, j] = True
         a, b = self.reads.of("A"), self.reads.of("B")
-        wrong = int((~in_row[a.thread, a.i]).sum() + (~in_column[b.thread, b.j]).sum())
+        wrong = int((~in_row[a.thread // together, a.i]).sum())
+        wrong += int((~in_column[b.thread // together, b.j]).sum())
         return wrong + int((self.reads.operand == 0).sum())
 
     def caption(self) -> str:
         """Say what was traced."""
         m, n, k = self.shape
         warps = math.ceil(self.threads / WARP)
+        which = "of which one block is shown" if self.parts else "which is one block"
         text = (
-            f"Traced: a product of {m} x {n} x {k}, NN, which is one block. Its tile of D is "
+            f"Traced: a product of {m} x {n} x {k}, NN, {which}. Its tile of D is "
             f"{self.rows} x {self.columns}, its {self.threads} threads are {warps} warps"
         )
         if self.staged:
             text += f", a slice is {self.depth} deep"
+        elif self.parts and not self.named:
+            text += "; its operands come by TMA, of which a trace knows nothing"
         elif not self.named:
             text += "; it stores other words to shared memory than it loads, which are not shown"
         lane = self.chosen % WARP
@@ -153,6 +168,8 @@ class Anatomy:
             for values in vars(words).values():
                 found.update(np.ascontiguousarray(values, dtype="<i4").tobytes())
         found.update(np.ascontiguousarray(self.owner, dtype="<i4").tobytes())
+        if self.parts:  # more is drawn of these than was traced
+            found.update(repr((self.parts, self.tile)).encode())
         return found.hexdigest()[:16]
 
 
@@ -185,7 +202,11 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     copies = words.take("copy issue")
     stores = words.take("shared store")
     reads = words.take("shared load")
-    named = not len(stores) or np.array_equal(stores.thread, loads.thread)
+    parts = counts.parts_of(stage, tile)
+    if parts:
+        copies = _of_parts(copies, tile, parts, k)
+    named = np.array_equal(stores.thread, loads.thread) if len(stores) else not parts
+    named |= bool(parts and len(copies))
     if named and len(stores):
         stores = _named(stores, loads)
     reads = _found(reads, _joined(stores, copies))
@@ -196,7 +217,7 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     shape = (tile.BM, tile.BN, k)
     return Anatomy(
         stage, shape, places, phases, rows, columns, depth, threads, owner,
-        loads, copies, stores, reads, named,
+        loads, copies, stores, reads, named, parts,
     )  # fmt: skip
 
 
@@ -269,6 +290,25 @@ def _named(stores: Words, loads: Words) -> Words:
 def _joined(first: Words, second: Words) -> Words:
     return Words(**{name: np.concatenate([values, vars(second)[name]])
                     for name, values in vars(first).items()})  # fmt: skip
+
+
+def _of_parts(copies: Words, tile: Tile, parts: int, k: int) -> Words:
+    """Give copies from the workspace the elements whose parts they bring.
+
+    Each operand lies there as [row][k / BK][part][BK], of two bytes (csrc/xgemm/split.h), and A's
+    slice before B's in a buffer: all of A's buffers come first in shared memory.
+    """
+    of_b = copies.word >= tile.buffers * tile.BM * tile.BK * parts // 2
+    operand = np.where(of_b, ord("B"), ord("A")).astype(np.int32)
+    row, at = np.empty_like(copies.j), np.empty_like(copies.j)
+    for mine in (of_b, ~of_b):
+        if mine.any():
+            word = copies.j[mine] - copies.j[mine].min()
+            slices = -(-k // tile.BK)
+            row[mine], rest = np.divmod(word, slices * tile.BK * parts // 2)
+            at[mine] = rest // (tile.BK * parts // 2) * tile.BK + rest % (tile.BK // 2) * 2
+    i, j = np.where(of_b, at, row), np.where(of_b, row, at)
+    return Words(**{**vars(copies), "operand": operand, "i": i, "j": j})
 
 
 def _found(reads: Words, written: Words) -> Words:

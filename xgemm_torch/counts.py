@@ -21,7 +21,9 @@ LEGEND = (
     "For 1000 multiply-adds, as the source is written. A wavefront is one pass of a warp's access "
     "through the 32 banks of shared memory; a conflict is a wavefront more than the bytes need. A "
     "sector is 32 bytes that a warp's load touches in gmem, before caches; a request is such a "
-    "load. Stores of C, once for each element, are left out."
+    "load. Stores of C, once for each element, are left out. Of a stage that splits its operands, "
+    "the split counts, too. What TMA moves and wgmma reads is no thread's request: stages that use "
+    "them have no counts."
 )
 COLUMNS = (
     ("thread loads a multiply-add", "loads_per_fma", ".3f"),
@@ -39,6 +41,18 @@ def best_row(stage: registry.Stage) -> int:
     return max(range(len(stage.tiles)), key=lambda row: stage.tiles[row].rate)
 
 
+def parts_of(stage: registry.Stage, tile: registry.Tile) -> int:
+    """Give the number of 16-bit parts in which a stage multiplies an element; 0 for FP32 itself."""
+    if stage.strict:
+        return 0
+    return tile.smem // (tile.buffers * (tile.BM + tile.BN) * tile.BK * 2)
+
+
+def is_counted(stage: registry.Stage) -> bool:
+    """Say whether threads ask for all that a stage moves; those for sm_90 alone use TMA."""
+    return stage.min_sm < 90
+
+
 @functools.cache
 def of(stage: str, shape: tuple[int, int, int] = SHAPE, layout: str = "NN") -> dict[str, Any]:
     """Count one product of a stage, with the tile that is fastest on large ones.
@@ -54,8 +68,9 @@ def of(stage: str, shape: tuple[int, int, int] = SHAPE, layout: str = "NN") -> d
         ``loads_per_fma``: 4-byte words that threads load, from shared memory and gmem, for one
         multiply-add. ``ways``: of the worst bank conflict. ``sectors_per_request``,
         ``flop_per_byte``: of gmem loads. ``fma_per_transaction``: multiply-adds for one wavefront
-        or sector. ``lines``: for each line of the source with a shared access of one kind,
-        ``place``, ``kind``, ``requests``, ``wavefronts``, ``ideal``, ``ways``.
+        or sector. ``counted``: as `is_counted`; where it is not, all of these are of the requests
+        that threads make beside. ``lines``: for each line of the source with a shared access of one
+        kind, ``place``, ``kind``, ``requests``, ``wavefronts``, ``ideal``, ``ways``.
     """
     trans_a, trans_b = timing.LAYOUTS[layout]
     (known,) = (each for each in registry.stages() if each.name == stage)
@@ -78,6 +93,7 @@ def of(stage: str, shape: tuple[int, int, int] = SHAPE, layout: str = "NN") -> d
     return {
         "shape": list(shape),
         "layout": layout,
+        "counted": is_counted(known),
         "loads_per_fma": words / traffic.fmas,
         "shared_wavefronts": shared.wavefronts / thousand,
         "shared_ideal": shared.ideal / thousand,
@@ -89,6 +105,11 @@ def of(stage: str, shape: tuple[int, int, int] = SHAPE, layout: str = "NN") -> d
         "fma_per_transaction": traffic.fmas / (shared.wavefronts + sectors),
         "lines": lines,
     }
+
+
+def cells(told: dict[str, Any]) -> list[str]:
+    """Give the numbers of `COLUMNS` as text; a dash for each of what is not counted."""
+    return [format(told[key], form) if told["counted"] else "-" for _, key, form in COLUMNS]
 
 
 def table(rows: Iterable[dict[str, Any]]) -> Table:
@@ -105,6 +126,5 @@ def table(rows: Iterable[dict[str, Any]]) -> Table:
         name = heading == "stage"
         made.add_column(heading, justify="left" if name else "right", no_wrap=name)
     for row in rows:
-        numbers = (format(row["counts"][key], form) for _, key, form in COLUMNS)
-        made.add_row(str(row["rung"]), row["name"], *numbers)
+        made.add_row(str(row["rung"]), row["name"], *cells(row["counts"]))
     return made

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import parts_pictures
 from .anatomy import BANKS, WARP, Anatomy, Words
 from .plotting import BLUE, GREEN, GREY, GRID, INK, ORANGE, QUIET, RED, new_figure
 
@@ -39,22 +40,25 @@ GUIDE = (
     "elements are loaded from gmem into registers; purple: their `cp.async` is issued; green: they "
     "are stored to shared memory; blue: they are read from there. What stands in the same column "
     "can overlap.",
+    *parts_pictures.GUIDE,
 )
 
 
 def available(drawn: Anatomy) -> list[tuple[str, str]]:
     """Names and titles of the pictures that a stage has."""
     names = ["tile", "banks", "timeline"] if drawn.staged else ["tile"]
-    return [(name, TITLES[name]) for name in names]
+    return [*parts_pictures.available(drawn), *((name, TITLES[name]) for name in names)]
 
 
 def draw(drawn: Anatomy, name: str, path: Path) -> None:
     """Draw one picture into ``path``, an SVG or, by its suffix, a PNG."""
-    made = {"tile": _tile, "banks": _banks, "timeline": _timeline}[name](drawn)
+    titles = dict(available(drawn))
+    mine = {"tile": _tile, "banks": _banks, "timeline": _timeline}
+    made = mine[name](drawn) if name in mine else parts_pictures.draw(drawn, name)
     inch = 1 / made.get_figheight()
     made.text(0.012, 1 - 0.1 * inch, f"{drawn.stage.rung} {drawn.stage.name}", fontsize=11,
               fontweight="bold", color=INK, va="top")  # fmt: skip
-    made.text(0.012, 1 - 0.32 * inch, TITLES[name], fontsize=8.5, color=QUIET, va="top")
+    made.text(0.012, 1 - 0.32 * inch, titles[name], fontsize=8.5, color=QUIET, va="top")
     from matplotlib import rc_context
 
     # Text stays text, names come from a fixed salt and no date is written: the same picture is the
@@ -103,6 +107,13 @@ def _loaders(drawn: Anatomy, operand: str) -> tuple[np.ndarray, str]:
     shape = (drawn.rows, drawn.depth) if operand == "A" else (drawn.depth, drawn.columns)
     owner = np.full(shape, -1, dtype=np.int64)
     moved = moved[(moved.i < shape[0]) & (moved.j < shape[1])]
+    if drawn.parts:
+        # The first parts, which are copied first, and the second element of each word.
+        moved = moved[::-1]
+        owner[moved.i, moved.j] = moved.thread
+        across = (0, 1) if operand == "A" else (1, 0)
+        owner[moved.i + across[0], moved.j + across[1]] = moved.thread
+        return owner, f"{operand}, the first parts of a slice"
     if drawn.staged:
         owner[moved.i, moved.j] = moved.thread
         return owner, f"{operand}, a slice"
@@ -118,7 +129,9 @@ def _tile(drawn: Anatomy) -> Figure:
         2, 2, width_ratios=(1, 3.2), height_ratios=(1, 3.2), left=0.075, right=0.97, top=0.88,
         bottom=0.06, wspace=0.16, hspace=0.16,
     )  # fmt: skip
-    for operand, cell in (("A", across[1, 0]), ("B", across[0, 1])):
+    # What TMA brings no thread loads.
+    panels = (("A", across[1, 0]), ("B", across[0, 1])) if drawn.named else ()
+    for operand, cell in panels:
         owner, title = _loaders(drawn, operand)
         chosen = owner == drawn.chosen
         if not drawn.staged:
@@ -127,7 +140,8 @@ def _tile(drawn: Anatomy) -> Figure:
             mine = mine[mine.j < owner.shape[1]]
             chosen[mine.i, mine.j] = True
         _grid_image(made.add_subplot(cell), owner, chosen, title)
-    _grid_image(made.add_subplot(across[1, 1]), drawn.owner, drawn.owner == drawn.chosen, "D")
+    cell = across[1, 1] if drawn.named else across[:, 1]
+    _grid_image(made.add_subplot(cell), drawn.owner, drawn.owner == drawn.chosen, "D")
     told = (f"{drawn.threads} threads", f"{-(-drawn.threads // WARP)} warps",
             f"{drawn.rows} x {drawn.columns}", f"black: thread {drawn.chosen}")  # fmt: skip
     made.text(0.03, 0.87, "\n".join(told), fontsize=8, color=QUIET, va="top")

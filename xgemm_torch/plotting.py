@@ -231,6 +231,7 @@ def race(facts: dict[str, Any], path: Path) -> None:
     """Draw the end of a race into a PNG: shares of torch.mm, or counts, beside a roofline."""
     rows = [row for row in facts["stages"] if row["counts"]]
     figure = new_figure(13, 2.4 + 0.34 * len(rows))
+    rows = [row for row in rows if row["counts"]["counted"]]
     height = figure.get_figheight()
     bottom, inner = 0.62 / height, (height - 1.75) / height
     _standing(figure.add_axes((0.155, bottom, 0.33, inner)), facts)
@@ -260,6 +261,10 @@ def _standing(axes: Axes, facts: dict[str, Any]) -> None:
                 axes.plot([row["mark"]] * 2, [place - 0.42, place + 0.42], color=ORANGE,
                           linewidth=2)  # fmt: skip
         else:
+            if not row["counts"]["counted"]:
+                axes.text(0.02, place, "TMA and wgmma: not counted", va="center", fontsize=7.5,
+                          color=QUIET, transform=axes.get_yaxis_transform())  # fmt: skip
+                continue
             # All wavefronts in red, then the ideal over them: what stays red are conflicts.
             parts = (("shared_wavefronts", RED, 0.17), ("shared_ideal", BLUE, 0.17),
                      ("sectors", ORANGE, -0.17))  # fmt: skip
@@ -308,7 +313,8 @@ def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> 
         axes.axhline(peak, color=GREY, linewidth=1.4)
         axes.text(high / 1.15, peak * 1.1, f"FP32 peak {peak:.0f} TFLOP/s", color=QUIET,
                   fontsize=8.5, ha="right", bbox=PAPER)  # fmt: skip
-    axes.set_ylim(floor, 2.5 * (peak or facts.get("torch_mm_tflops", 1.0)))
+    best = [row["tflops"] or 0.0 for row in rows]
+    axes.set_ylim(floor, 2.5 * max([peak or facts.get("torch_mm_tflops", 1.0), *best]))
     if facts["gpu"]:
         axes.axhline(facts["torch_mm_tflops"], color=ORANGE, linewidth=1, linestyle="--")
         axes.text(low * 1.15, facts["torch_mm_tflops"] / 1.1, "torch.mm", color=ORANGE,

@@ -140,7 +140,8 @@ def _add_counts(
 ) -> None:
     for row in rows:
         row["counts"] = counts.of(row["name"], shape, layout)
-        watch.show(row["name"], 1.0, row["counts"]["fma_per_transaction"])
+        if row["counts"]["counted"]:
+            watch.show(row["name"], 1.0, row["counts"]["fma_per_transaction"])
 
 
 def collect(size: int | None, layout: str, quiet: bool) -> dict[str, Any]:
@@ -165,7 +166,8 @@ def collect(size: int | None, layout: str, quiet: bool) -> dict[str, Any]:
         shape = (size,) * 3 if size else counts.SHAPE
         rows = [ladder.describe(stage) for stage in stages()]
         facts = {"device": environment.device_name("cpu"), "gpu": False}
-        with board(names, "FMA a transaction", quiet) as seen:
+        counted = [stage.name for stage in stages() if counts.is_counted(stage)]
+        with board(counted, "FMA a transaction", quiet) as seen:
             _add_counts(rows, shape, layout, seen)
     for row in rows:
         row["mark"] = marks.share(row["name"], shape[0]) if gpu and layout == "NN" else None
