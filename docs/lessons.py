@@ -125,12 +125,12 @@ Some floats are in no two fp16 parts: those that are far smaller than the larges
 Where they could show in a result, the epilogue knows from what the split counted, and computes that
 one element as the strict stages do, by a chain of FP32 operations.""",
     "wgmma_fp16x3": """\
-The arithmetic stays, bit for bit what three sums make of it; the machine around it is Hopper's.
-A warpgroup, four warps, starts a product of 64 rows by 128 columns with one instruction, `wgmma`,
-which reads both operands from shared memory and works on while the warps do other things. TMA
-brings whole boxes of a tensor there, at one thread's word. A fetching warpgroup and the multiplying
-ones meet at mbarriers only: `full` counts the bytes that have landed, `empty` the readers that are
-done. Nobody waits for the whole block.
+The parts and the three sums stay; the machine around them is Hopper's. A warpgroup, four warps,
+starts a product of 64 rows by 128 columns with one instruction, `wgmma`, which reads both operands
+from shared memory and works on while the warps do other things. TMA brings whole boxes of a tensor
+there, at one thread's word. A fetching warpgroup and the multiplying ones meet at mbarriers only:
+`full` counts the bytes that have landed, `empty` the readers that are done. Nobody waits for the
+whole block.
 
 The three sums are what lets the tensor cores never wait, too. While Q's products run, P's are done,
 and the warps add P to C; by the time the next slice is there, P is free again. It is the reason for
@@ -142,9 +142,9 @@ to both. The compiler must take part: where it sees too few registers, or a sum 
 may still add to it, it makes every wgmma wait for the last, without a word but a note in its log.
 The build reads that note and fails.
 
-Operands too wide for two fp16 parts as a whole are noticed by the split, on the device: it leaves a
-verdict, and of the launches that follow, half see that they are not needed and end at once. The
-host asks nothing and waits for nothing, so a CUDA graph can hold it all.""",
+Where a large product's operands are too wide for two fp16 parts, the split notices it on the
+device: it leaves a verdict, and of the launches that follow, those that it makes needless end at
+once. The host asks nothing and waits for nothing, so a CUDA graph can hold it all.""",
     "wgmma_bf16x6": """\
 A bf16 number has FP32's range of exponents and eight bits. Three of them hold all the bits of a
 float, wherever it lies in its row, so there is next to nothing that the parts cannot give. The

@@ -294,7 +294,12 @@ def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
             "local memory, bytes", "blocks an SM", "occupancy")  # fmt: skip
     lines += table(head, rows)
     lines += ["", f"nvcc {compiled['nvcc']}, {compiled['arch']}."]
-    if any("<" in k["kernel"] for k in kernels):
+    if any("<fp16," in k["kernel"] or "<bf16," in k["kernel"] for k in kernels):
+        lines[-1] += (
+            " The arguments in `<>`: the parts' type, rows of a block's tile, blocks of a cluster, "
+            "stages of the ring."
+        )
+    elif any(re.search("(true|false)>", k["kernel"]) for k in kernels):
         lines[-1] += (
             " Of the arguments in `<>` the last two say whether A, and B transposed, are walked "
             "along k."
