@@ -115,7 +115,7 @@ class Tile(Protocol):
     threads: int
     buffers: int
     min_blocks: int
-    group: int
+    cluster: int
     smem: int
 
 
@@ -134,7 +134,7 @@ def row_of(f: Function, tiles: Sequence[Tile]) -> int | None:
         parts = 2 + HALVES.index(half)
         for row, tile in enumerate(tiles):
             smem = tile.buffers * (tile.BM + tile.BN) * tile.BK * 2 * parts
-            same = (tile.BM, 16 // tile.group, tile.buffers) == (
+            same = (tile.BM, tile.cluster, tile.buffers) == (
                 int(rows), int(cluster), int(buffers)
             )  # fmt: skip
             if same and tile.smem == smem:

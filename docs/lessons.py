@@ -13,12 +13,14 @@ PREDECESSOR = {
     "block_tile_1d": "smem_tiled",
     "vec4_64x64": "micro_4x1_vec4",
     "vec4_128x128": "block_tile_2d",
+    "few_rows": "coalesced",
 }
 
 # Headers that hold a stage's kernel, and belong to its code.
 HEADERS = {
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
+    "few_rows": ("few_rows.h",),
 }
 
 LESSONS = {
@@ -151,4 +153,11 @@ float, wherever it lies in its row, so there is next to nothing that the parts c
 price is in the products: of nine, the six matter that are not below FP32's last bit, twice as many
 as with two fp16 parts. The kernel is the same, with other numbers in its scheme; that is why it is
 the way out for operands of a wide range, and a rung for those who want no exceptions.""",
+    "few_rows": """\
+A product of a few rows is not short of arithmetic but of bytes: every element of the large operand
+serves only those rows, so the speed of memory is the limit and all that a kernel can do is to read
+each element once, and to keep enough reads under way. One block a column of tiles is too few for a
+whole GPU, so K is shared out, too: each block leaves its sums in the workspace, and a second launch
+adds them up, always in the same order, so that the bits do not change from run to run. They are not
+the bits of the strict chain, which knows one order only.""",
 }

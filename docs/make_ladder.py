@@ -299,7 +299,7 @@ def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
             " The arguments in `<>`: the parts' type, rows of a block's tile, blocks of a cluster, "
             "stages of the ring."
         )
-    elif any(re.search("(true|false)>", k["kernel"]) for k in kernels):
+    elif any(re.search("(true|false),(true|false)>", k["kernel"]) for k in kernels):
         lines[-1] += (
             " Of the arguments in `<>` the last two say whether A, and B transposed, are walked "
             "along k."

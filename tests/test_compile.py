@@ -78,7 +78,7 @@ def test_parser():
 def tile(BM, buffers, cluster, parts, threads):
     smem = buffers * (BM + 128) * 32 * 2 * parts
     return SimpleNamespace(
-        BM=BM, BN=128, BK=32, threads=threads, buffers=buffers, min_blocks=1, group=16 // cluster,
+        BM=BM, BN=128, BK=32, threads=threads, buffers=buffers, min_blocks=1, cluster=cluster,
         smem=smem,
     )  # fmt: skip
 
