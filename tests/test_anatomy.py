@@ -29,10 +29,13 @@ def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layou
     drawn = anatomy.of(STAGES[stage], layout)
     tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
     fetchers = 128 * (stage in BY_TMA)
-    assert (drawn.rows, drawn.columns) == (tile.BM, tile.BN)
     assert drawn.threads == tile.threads + fetchers
-    results = np.bincount(drawn.owner.reshape(-1), minlength=tile.threads)
-    assert (results == tile.TM * tile.TN).all() and len(results) == tile.threads
+    assert drawn.rows == tile.BM and (drawn.owner >= 0).all()
+    # Where its lanes walk k, a block of few_rows has fewer columns than threads.
+    if (stage, layout) != ("few_rows", "TT"):
+        assert drawn.columns == tile.BN
+        results = np.bincount(drawn.owner.reshape(-1), minlength=tile.threads)
+        assert (results == tile.TM * tile.TN).all() and len(results) == tile.threads
     assert drawn.stray_reads() == 0
     assert drawn.staged == (stage in STAGED and drawn.named)
     # Stages that are not strict may turn their operands into something else on the way.

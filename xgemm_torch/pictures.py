@@ -130,7 +130,8 @@ def _tile(drawn: Anatomy) -> Figure:
         bottom=0.06, wspace=0.16, hspace=0.16,
     )  # fmt: skip
     # What TMA brings no thread loads.
-    panels = (("A", across[1, 0]), ("B", across[0, 1])) if drawn.named else ()
+    loaded = len(drawn.loads) or len(drawn.copies)
+    panels = (("A", across[1, 0]), ("B", across[0, 1])) if loaded else ()
     for operand, cell in panels:
         owner, title = _loaders(drawn, operand)
         chosen = owner == drawn.chosen
@@ -140,7 +141,7 @@ def _tile(drawn: Anatomy) -> Figure:
             mine = mine[mine.j < owner.shape[1]]
             chosen[mine.i, mine.j] = True
         _grid_image(made.add_subplot(cell), owner, chosen, title)
-    cell = across[1, 1] if drawn.named else across[:, 1]
+    cell = across[1, 1] if loaded else across[:, 1]
     _grid_image(made.add_subplot(cell), drawn.owner, drawn.owner == drawn.chosen, "D")
     told = (f"{drawn.threads} threads", f"{-(-drawn.threads // WARP)} warps",
             f"{drawn.rows} x {drawn.columns}", f"black: thread {drawn.chosen}")  # fmt: skip
