@@ -111,6 +111,22 @@ def test_a_warps_first_load_of_the_first_two_rungs():
         assert len(np.unique(one_of_b.j)) == columns and set(one_of_b.i) == {0}
 
 
+@pytest.mark.skipif("few_rows" not in STAGES, reason="the build has no such stage")
+@pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
+def test_owners_of_few_rows(layout):
+    """A thread for each column; where B's columns run along k, a warp for four."""
+    drawn = anatomy.of(STAGES["few_rows"], layout)
+    tile = STAGES["few_rows"].tiles[counts.best_row(STAGES["few_rows"])]
+    columns = np.arange(tile.BN if layout[1] == "N" else tile.threads // 8)
+    owner = columns if layout[1] == "N" else columns // 4 * 32
+    assert (drawn.owner == owner).all() and drawn.owner.shape == (tile.BM, len(columns))
+    assert (drawn.threads, drawn.staged) == (tile.threads, False)
+    for operand in "AB":
+        rows = drawn.loads.of(operand)
+        k = rows.j if operand == "A" else rows.i
+        assert len(rows) and set(k) == set(range(drawn.shape[2]))
+
+
 def phases(drawn, words, slice_):
     return [phase for phase, numbers in drawn.slices(words).items() if slice_ in numbers]
 

@@ -88,12 +88,18 @@ def test_a_stage_asked_for(name, monkeypatch):
 @pytest.mark.parametrize("name", problems.STAGES)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_scheme_and_workspace(name, batch):
-    """The strict stages multiply the numbers themselves; the others hold parts of all of them."""
+    """Strict stages multiply the numbers themselves and need no room; others hold parts of all of
+    them, and few_rows a sum for each result, with what is largest in its row and its column."""
     a, b = torch.ones(batch, 60, 70), torch.ones(batch, 70, 50)
     found = xgemm_torch.explain(a, b, kernel=name)
-    scheme = "fp32" if name in problems.STRICT else name.rpartition("_")[2]
+    whole = [*problems.STRICT, "few_rows"]
+    scheme = "fp32" if name in whole else name.rpartition("_")[2]
     assert found.scheme.startswith(f"{scheme}: ")
     assert f"{found.scheme}; {found.workspace} bytes of workspace" in str(found)
+    if name == "few_rows":
+        floats = batch * (60 * 50 + 60 + 50)
+        assert 4 * floats <= found.workspace <= 4 * (floats + 3 * 64)
+        return
     parts = {"fp32": 0, "fp16x3": 2, "bf16x6": 3}[scheme]
     least = 2 * parts * (a.numel() + b.numel())
     assert least <= found.workspace <= 4 * least + 2**17
