@@ -226,24 +226,31 @@ def test_a_right_kernel_needs_all_its_sites(probe, site, order):
     _C.simt_probe(probe)
 
 
-def depths(stage: xgemm_torch.Stage) -> tuple[int, ...]:
-    """Of K, so that a stage comes to all its sites: it says in which way operands are split."""
-    return (depth(stage),) if stage.strict else (depth(stage), 1100, 2100, 4200)
+def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str]]:
+    """K and layouts with which a stage comes to all its sites.
+
+    K says in which way operands are split, the layout which of its two loops few_rows takes.
+    """
+    if stage.name == "few_rows":
+        return [(k, layout) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
+    return [
+        (k, "NN") for k in ((depth(stage),) if stage.strict else (depth(stage), 1100, 2100, 4200))
+    ]
 
 
 @pytest.fixture(scope="module")
 def came_to():
-    """For each site the stages, rows of their tile tables and K that come to it."""
-    found: dict[str, list[tuple[str, int, int]]] = {}
+    """For each site the stages, rows of their tile tables, and ways that come to it."""
+    found: dict[str, list[tuple[str, int, tuple[int, str]]]] = {}
     for stage in xgemm_torch.stages():
-        for k in depths(stage):
-            a, b, _ = problems.operands(70, 40, k)
+        for way in ways(stage):
+            a, b, flags = problems.operands(70, 40, *way)
             for row in range(len(stage.tiles)):
                 _C.simt_forget_sites()
                 with simt.configure(row=row):
-                    xgemm_torch.sgemm(a, b, kernel=stage.name)
+                    xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
                 for site in simt.sites():
-                    found.setdefault(site, []).append((stage.name, row, k))
+                    found.setdefault(site, []).append((stage.name, row, way))
     return found
 
 
@@ -290,15 +297,15 @@ def test_every_site_is_needed(site, layout, order):
 def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
     """The same for those in headers, with every row of the first stage that comes to one."""
     name = came_to[site][0][0]
-    least = {row: k for stage, row, k in reversed(came_to[site]) if stage == name}
-    for row, k in least.items():
-        a, b, _ = problems.operands(70, 40, k)
+    least = {row: way for stage, row, way in reversed(came_to[site]) if stage == name}
+    for row, way in least.items():
+        a, b, flags = problems.operands(70, 40, *way)
         with simt.configure(skip=site, order=order, row=row):
             with pytest.raises(RuntimeError, match=CAUGHT) as error:
-                xgemm_torch.sgemm(a, b, kernel=name)
+                xgemm_torch.sgemm(a, b, kernel=name, **flags)
         assert re.search(PLACE, str(error.value)), str(error.value)
         with simt.configure(row=row):
-            xgemm_torch.sgemm(a, b, kernel=name)  # and is right again with it
+            xgemm_torch.sgemm(a, b, kernel=name, **flags)  # and is right again with it
 
 
 @pytest.mark.parametrize("stage", problems.STAGES)
