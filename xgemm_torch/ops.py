@@ -654,7 +654,12 @@ def sgemm_packed(
     try:
         if packed is not None:
             flags["packed"] = packed
-        return _SGEMM(a, b, c, **flags) if out is None else _into(out, a, b, c, flags)
+        if out is not None:
+            return _into(out, a, b, c, flags)
+        if is_compiling() or _functorch_active() or _forward_mode() or _any_requires_grad(a, b, c):
+            return _SGEMM(a, b, c, **flags)
+        with _BelowAutograd():
+            return _SGEMM(a, b, c, **flags)
     except Exception:
         _raise_as_python("sgemm", a, b, c, out=out, **flags)
         raise

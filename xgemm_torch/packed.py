@@ -179,6 +179,8 @@ def _linear(
             f"linear: inner sizes differ: x is {_sizes(x)}, weight is {_sizes(matrix)}"
         )
     flags = {"trans_b": True, "activation": activation, **how}
+    if x.dim() == 2:
+        return sgemm_packed(x, matrix, bias, weight.parts, None, flags)
     out = sgemm_packed(_rows(x), matrix, bias, weight.parts, None, flags)
     return out.reshape((*x.shape[:-1], matrix.shape[0]))
 
