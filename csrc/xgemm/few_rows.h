@@ -52,7 +52,7 @@ inline Gemm rows_first(const Gemm& g) {
   return t;
 }
 
-inline FewPlan plan_few(const Gemm& g, int tile_rows, const Context&, void* workspace) {
+inline FewPlan plan_few(const Gemm& g, int tile_rows, void* workspace) {
   FewPlan plan;
   FewJob& job = plan.job;
   job.g = g;
@@ -74,8 +74,6 @@ inline FewPlan plan_few(const Gemm& g, int tile_rows, const Context&, void* work
   job.sums = place(matrices * g.m * g.n);
   job.rows = place(matrices * g.m);
   job.columns = place(matrices * g.n);
-  if (job.blocks() > kMaxGridX || ceil_div(g.m * g.n, kFewThreads) > kMaxGridX)
-    throw std::invalid_argument("few_rows: over 2^31 - 1 blocks");
   return plan;
 }
 

@@ -34,14 +34,17 @@ __global__ void __launch_bounds__(kFewThreads) add(const FewJob job) {
 }
 
 size_t workspace(const Gemm& g, const Context& context) {
-  return plan_few(rows_first(g), kTiles[context.row].BM, context, nullptr).bytes;
+  return plan_few(rows_first(g), kTiles[context.row].BM, nullptr).bytes;
 }
 
 template <int... kRow>
 void run_row(const Gemm& all, const Context& context, std::integer_sequence<int, kRow...>) {
   constexpr void (*kernels[][2])(FewJob) = {{kernel<kRow, false>, kernel<kRow, true>}...};
   const Gemm g = rows_first(all);
-  FewJob job = plan_few(g, kTiles[context.row].BM, context, context.workspace).job;
+  FewJob job = plan_few(g, kTiles[context.row].BM, context.workspace).job;
+  const int64_t adders = ceil_div(g.m * g.n, kFewThreads);
+  if (std::max(job.blocks(), adders) > kMaxGridX)
+    throw std::invalid_argument("few_rows: over 2^31 - 1 blocks");
   for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
     job.g = g.at(z);
     const auto matrices = static_cast<unsigned>(std::min(g.batch - z, kMaxGridZ));
@@ -50,8 +53,7 @@ void run_row(const Gemm& all, const Context& context, std::integer_sequence<int,
             .block = dim3(kFewThreads)},
            context, job);
     launch(add,
-           {.grid = dim3(static_cast<unsigned>(ceil_div(g.m * g.n, kFewThreads)), 1, matrices),
-            .block = dim3(kFewThreads)},
+           {.grid = dim3(static_cast<unsigned>(adders), 1, matrices), .block = dim3(kFewThreads)},
            context, job);
   }
 }
