@@ -91,7 +91,8 @@ def test_the_parts_are_what_is_multiplied(stage, device):
     packed.parts.copy_(other.parts)
     want = 2 * xgemm_torch.linear(x, w, kernel=stage)
     assert same_bits(xgemm_torch.linear(x, packed, kernel=stage), want)
-    assert not same_bits(xgemm_torch.linear(x, packed), want)  # auto, on a CPU and for small ones
+    if device == "cpu":  # where auto is ATen
+        assert not same_bits(xgemm_torch.linear(x, packed), want)
 
 
 @on_every_packing_stage

@@ -14,7 +14,8 @@ inline namespace XGEMM_FLAVOUR {
 
 constexpr int kFewThreads = 256;
 constexpr int kFewColumnsAlongK = 32;  // of a block whose lanes walk k: 4 for each warp
-constexpr int kFewShare = 512;  // of k, at least, for a block: a whole number of passes
+// Of k, at least, for a block, when lanes walk k and when they don't: a whole number of passes.
+constexpr int kFewAlongK = 512, kFewAlongN = 64;
 
 // Partial sums [share][row][column], and with them the largest magnitudes of A's rows [share][row]
 // and B's columns [share][column], by which sums that might overflow are known. One after another
@@ -61,9 +62,10 @@ inline FewPlan plan_few(const Gemm& g, int tile_rows, void* workspace) {
   job.column_groups = ceil_div(g.n, job.along_k ? kFewColumnsAlongK : kFewThreads);
   // Enough blocks to keep a large GPU's memory busy.
   constexpr int64_t kBlocks = 2048;
-  const int64_t others = job.row_groups * job.column_groups * g.batch;
-  job.shares = std::clamp<int64_t>(kBlocks / others, 1, std::max<int64_t>(1, g.k / kFewShare));
-  job.share = ceil_div(std::max<int64_t>(g.k, 1), job.shares * kFewShare) * kFewShare;
+  const int64_t others = job.row_groups * job.column_groups;
+  const int64_t least = job.along_k ? kFewAlongK : kFewAlongN;
+  job.shares = std::clamp<int64_t>(kBlocks / others, 1, std::max<int64_t>(1, g.k / least));
+  job.share = ceil_div(std::max<int64_t>(g.k, 1), job.shares * least) * least;
   job.shares = ceil_div(std::max<int64_t>(g.k, 1), job.share);
   const auto place = [&](int64_t floats) {
     auto* at = reinterpret_cast<float*>(static_cast<char*>(workspace) + plan.bytes);

@@ -52,7 +52,7 @@ constexpr int kNotFinite = 32000, kAllZero = -16000;
 
 // The risk of a row of k elements, so many of them low and tiny.
 XGEMM_HD float risk_of(Scheme s, uint32_t low, uint32_t tiny, int64_t k, int top) {
-  if (top == kAllZero) return 0.f;
+  if (top == kAllZero || top == kNotFinite) return 0.f;
   if (k - low < s.least) return -kSparse;
   const float share =
       (static_cast<float>(low) + 4.f * static_cast<float>(tiny)) / static_cast<float>(k);

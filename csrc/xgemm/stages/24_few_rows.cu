@@ -9,14 +9,23 @@
 namespace xgemm::XGEMM_FLAVOUR::few_rows {
 
 constexpr Tile tile(int rows, float rate) {
-  return {
-      .BM = rows, .BN = 256, .BK = 1, .TM = rows, .TN = 1, .width = 4, .buffers = 0, .rate = rate};
+  return {.BM = rows,
+          .BN = 256,
+          .BK = 1,
+          .TM = rows,
+          .TN = 1,
+          .width = 4,
+          .buffers = 0,
+          .min_blocks = rows <= 2   ? 4
+                        : rows <= 8 ? 2
+                                    : 1,
+          .rate = rate};
 }
 
 constexpr Tile kTiles[] = {tile(1, 1.f), tile(2, 2.f), tile(4, 4.f), tile(8, 7.f), tile(16, 12.f)};
 
 template <int kRow, bool kAlongK>
-__global__ void __launch_bounds__(kFewThreads, 1) kernel(const FewJob job) {
+__global__ void __launch_bounds__(kFewThreads, kTiles[kRow].min_blocks) kernel(const FewJob job) {
   constexpr int kRows = kTiles[kRow].BM;
   const Gemm g = job.g.at(blockIdx.z);
   const FewBlock at(job, kRows, kAlongK ? kFewColumnsAlongK : kFewThreads);
