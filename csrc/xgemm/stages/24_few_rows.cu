@@ -16,7 +16,7 @@ constexpr Tile tile(int rows, float rate) {
           .TN = 1,
           .width = 4,
           .buffers = 0,
-          .min_blocks = rows <= 2   ? 4
+          .min_blocks = rows <= 2   ? 3
                         : rows <= 8 ? 2
                                     : 1,
           .rate = rate};
