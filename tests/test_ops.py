@@ -882,7 +882,7 @@ def test_cuda_without_memory_for_a_workspace(kernel):
     strict, before = xgemm_torch.sgemm(a, b, precision="ieee"), xgemm_torch.sgemm(a, b)
     out = torch.empty_like(strict)
     needed = xgemm_torch.explain(a, b, kernel=kernel).workspace
-    total = torch.cuda.get_device_properties(0).total_memory
+    total = torch.cuda.mem_get_info()[1]  # what fractions are of
     try:
         # What earlier tests' graphs have left is given back only when an allocation fails.
         torch.cuda.set_per_process_memory_fraction(0.5)

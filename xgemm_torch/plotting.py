@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -380,7 +381,7 @@ def _errors(axes: Axes, rows: list[dict[str, Any]]) -> None:
         "torch.mm": (INK, 1.0),
         "sgemm": (BLUE, 2.2),
     }
-    others = iter((ORANGE, GREEN, "#8e5bb5"))
+    others = itertools.cycle((ORANGE, GREEN, "#8e5bb5", "#b8860b", "#3aa6b9"))
     for name in rows[0]["errors"]:
         color, width = styles.get(name) or (next(others), 1.4)
         for term, look in (("rms", {"linewidth": width}), ("largest", {"linewidth": 0})):

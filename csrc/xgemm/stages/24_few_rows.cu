@@ -22,7 +22,7 @@ constexpr Tile tile(int rows, float rate) {
           .rate = rate};
 }
 
-constexpr Tile kTiles[] = {tile(1, 1.f), tile(2, 2.f), tile(4, 4.f), tile(8, 7.f), tile(16, 12.f)};
+constexpr Tile kTiles[] = {tile(2, 2.f), tile(4, 4.f), tile(8, 7.f), tile(16, 12.f)};
 
 template <int kRow, bool kAlongK>
 __global__ void __launch_bounds__(kFewThreads, kTiles[kRow].min_blocks) kernel(const FewJob job) {
