@@ -891,6 +891,9 @@ def test_cuda_without_memory_for_a_workspace(kernel):
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**25) / total)
         assert torch.equal(xgemm_torch.sgemm(a, b, out=out), strict)
+        # What that has given back is no longer to be had.
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
         text = f"{kernel} needs a workspace of {needed} bytes, and cuda:0 has no memory for it"
         with pytest.raises(RuntimeError, match=text):
             xgemm_torch.sgemm(a, b, kernel=kernel, out=out)

@@ -25,7 +25,7 @@ struct Scheme {
   int segment;  // of k, after which the sum of the corrections is added to an FP32 register
 };
 constexpr Scheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1p1f, 64, 8192};
-constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-62f, 0x1p-43f, 0, 1024};
+constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-62f, 0x1p-43f, 16, 1024};
 constexpr const char* kFp16x3Words = "fp16x3: two fp16 parts of each operand, three products";
 constexpr const char* kBf16x6Words = "bf16x6: three bf16 parts of each operand, six products";
 constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }
@@ -40,7 +40,7 @@ constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kB
 // `risk` holds, for every pair of a row and a column, and with no other row having a say.
 //
 // A row with few elements that are not low has kSparse for its risk, and suffices with none: what
-// few products lose by fp16x3, 2^-23 of each, is more than a short chain's roundings; in a long one
+// few products lose, 2^-23 of each by fp16x3, is more than a short chain's roundings; in a long one
 // it vanishes among them.
 struct RowScale {
   int16_t exponent;  // t = x * 2^exponent

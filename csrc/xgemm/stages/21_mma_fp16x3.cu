@@ -115,8 +115,7 @@ void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...
   constexpr void (*kernels[])(Job) = {kernel<kRow>...};
   const Tile& t = kTiles[context.row];
   const int64_t tiles = tile_count(job.g, t.BM, t.BN);
-  if (tiles > kMaxGridX)
-    throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
+  if (tiles > kMaxGridX) throw std::invalid_argument("mma_fp16x3: more than 2^31 - 1 tiles");
   for (; job.z < job.g.batch; job.z += kMaxGridZ) {
     const auto matrices = static_cast<unsigned>(std::min(job.g.batch - job.z, kMaxGridZ));
     launch(kernels[context.row],
