@@ -119,7 +119,8 @@ def test_the_binding_has_no_kernel_and_only_stable_headers(path):
 
 @pytest.mark.parametrize("path", TORCH_FREE, ids=lambda path: path.name)
 def test_assembly_has_its_place(path):
-    if path.name == "ptx.h" or path.parent.name == "host":
+    """One instruction, one function, in the files that are for it."""
+    if path.name in ("ptx.h", "ptx_hopper.h", "ptx_mma.h", "half.h") or path.parent.name == "host":
         return
     assert not re.search(r"\b(asm|__asm__|__asm)\b", code_of(path.read_text()))
 

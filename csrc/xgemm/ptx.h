@@ -1,5 +1,5 @@
-// One PTX instruction, one function, each with its host body. No other file of a stage holds
-// assembly.
+// One PTX instruction, one function, each with its host body. But for this file, ptx_mma.h,
+// ptx_hopper.h and half.h, nothing holds assembly.
 #pragma once
 
 #include "xgemm/copy.h"
