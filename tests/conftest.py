@@ -23,6 +23,27 @@ def _free_memory() -> int:
     return 0
 
 
+def _stages_elsewhere() -> dict[str, str]:
+    """The stages that the GPU here cannot run, each with the reason."""
+    if not torch.cuda.is_available():
+        return {}
+    import xgemm_torch
+    from xgemm_torch.info import runs_on
+
+    major, minor = torch.cuda.get_device_capability()
+    sm = 10 * major + minor
+    return {
+        stage.name: f"{stage.name} is made for sm_{stage.min_sm}; this GPU is sm_{sm}"
+        for stage in xgemm_torch.stages()
+        if not runs_on(vars(stage), sm)
+    }
+
+
+def _parameters(item: pytest.Item) -> list[str]:
+    spec = getattr(item, "callspec", None)
+    return [value for value in spec.params.values() if isinstance(value, str)] if spec else []
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, and say why."""
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -33,7 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reasons["multi_gpu"] = f"needs two NVIDIA GPUs; torch sees {devices}"
     if _free_memory() < _LARGE:
         reasons["large_memory"] = "needs 8 GiB of free memory"
+    elsewhere = _stages_elsewhere()
     for item in items:
+        if "gpu" in item.keywords or "multi_gpu" in item.keywords:
+            for name in elsewhere.keys() & set(_parameters(item)):
+                item.add_marker(pytest.mark.skip(reason=elsewhere[name]))
         for marker, reason in reasons.items():
             if marker in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))

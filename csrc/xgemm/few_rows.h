@@ -7,7 +7,7 @@
 
 #include "xgemm/copy.h"
 #include "xgemm/launch.h"
-#include "xgemm/split_kernel.h"
+#include "xgemm/split.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
@@ -67,15 +67,15 @@ inline FewPlan plan_few(const Gemm& g, int tile_rows, void* workspace) {
   job.shares = std::clamp<int64_t>(kBlocks / others, 1, std::max<int64_t>(1, g.k / least));
   job.share = ceil_div(std::max<int64_t>(g.k, 1), job.shares * least) * least;
   job.shares = ceil_div(std::max<int64_t>(g.k, 1), job.share);
+  Layout all{workspace};
   const auto place = [&](int64_t floats) {
-    auto* at = reinterpret_cast<float*>(static_cast<char*>(workspace) + plan.bytes);
-    plan.bytes += static_cast<size_t>((floats + 63) / 64 * 64) * sizeof(float);
-    return at;
+    return static_cast<float*>(all.place(static_cast<size_t>(floats) * sizeof(float)));
   };
   const int64_t matrices = std::min(g.batch, kMaxGridZ) * job.shares;
   job.sums = place(matrices * g.m * g.n);
   job.rows = place(matrices * g.m);
   job.columns = place(matrices * g.n);
+  plan.bytes = all.bytes;
   return plan;
 }
 

@@ -15,6 +15,7 @@ struct Origin {
 };
 
 XGEMM_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+XGEMM_HD int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 XGEMM_HD int64_t tile_count(const Gemm& g, int BM, int BN) {
   return ceil_div(g.m, BM) * ceil_div(g.n, BN);

@@ -74,15 +74,16 @@ XGEMM_HD bool parts_suffice(const RowScale& a, const RowScale& b, int depth) {
 }
 
 // What the split finds of all rows together, for a choice of scheme: the largest risks of A and B
-// as bits (those below 1/16 are not told), and whether there are tiny elements.
+// as bits, and whether there are tiny elements. Risks below kUntold are not told: ordinary rows
+// have them, and would all wait for one address.
 struct Verdict {
   uint32_t risk[2], tiny;
 };
-XGEMM_HD bool risky(float risk) { return fabsf(risk) >= 0.0625f; }
+constexpr float kUntold = 0.0625f;
+XGEMM_HD bool risky(float risk) { return fabsf(risk) >= kUntold; }
 
 // Whether some pair of a row and a column may be beyond fp16x3.
 XGEMM_HD bool is_wide(const Verdict& v) {
-  constexpr float kUntold = 0.0625f;
   const float a = std::bit_cast<float>(v.risk[0]), b = std::bit_cast<float>(v.risk[1]);
   return v.tiny && (a > kUntold ? a : kUntold) + (b > kUntold ? b : kUntold) > 1.f;
 }

@@ -50,7 +50,6 @@ __device__ __forceinline__ RowScale scale_of(uint32_t largest) {
   return s;
 }
 
-__device__ __forceinline__ int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 __device__ __forceinline__ uint32_t max_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 // One value of all kThreads threads that share a row; those of several warps meet in `warps`.

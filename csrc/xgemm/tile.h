@@ -33,7 +33,8 @@ struct Tile {
   constexpr bool legal() const {
     if (BM <= 0 || BN <= 0 || BK <= 0 || TM <= 0 || TN <= 0) return false;
     if (BM % TM || BN % TN) return false;  // whole thread tiles
-    if (threads() > 1024 || threads() % 32) return false;  // whole warps
+    if (threads() + producers > 1024 || threads() % 32 || producers % 32)
+      return false;  // whole warps
     if (WM && (BM % WM || BN % WN || WM % TM || WN % TN)) return false;  // whole warp tiles
     if (WM && (WM / TM) * (WN / TN) != 32) return false;  // one lane a thread tile
     if (width != 1 && width != 4) return false;  // LDG.32 or LDG.128
@@ -42,7 +43,7 @@ struct Tile {
       return false;  // equal shares
     if (buffers && (pad_a % width || pad_b % width)) return false;  // aligned smem vectors
     if (accumulators() > 128) return false;  // 255 registers a thread
-    if (min_blocks * threads() > 2048) return false;  // threads of an SM
+    if (min_blocks * (threads() + producers) > 2048) return false;  // threads of an SM
     return min_blocks * (smem() + 1024) <= 228 * 1024 && smem() <= 227 * 1024;
   }
 };

@@ -237,7 +237,7 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
                      .verdict = plan.verdict};
   const int64_t tiles = tile_count(g, T.BM * T.cluster, T.BN) * g.batch;
   LaunchConfig config{.grid = dim3(static_cast<unsigned>(T.cluster)),
-                      .block = dim3(static_cast<unsigned>(T.threads() + kWarpgroup)),
+                      .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
                       .smem = sizeof(WgmmaRing<S, T>),
                       .cluster = static_cast<unsigned>(T.cluster),
                       .dependent = true};

@@ -133,14 +133,13 @@ void test_stages() {
   const auto sizes =
       kTsan ? std::vector<Size>{{33, 65, 17}, {130, 12, 9}}
             : std::vector<Size>{{1, 1, 1}, {33, 65, 17}, {64, 64, 32}, {130, 129, 9}, {5, 140, 0}};
-  // Stages that multiply parts leave short sums to the chain. Their clusters are more fibers than
-  // ThreadSanitizer has room for.
+  // Stages that multiply parts leave short sums to the chain.
   const std::vector<Size> deep{{70, 40, 150}, {5, 140, 0}};
   const auto orders = kTsan ? std::vector<Order>{Order::random}
                             : std::vector<Order>{Order::forward, Order::reverse, Order::random};
   for (const Stage& stage : stages(Flavour::host))
     for (int row = 0; row < static_cast<int>(stage.tiles.size()); ++row)
-      for (const Size& s : stage.strict ? sizes : kTsan ? std::vector<Size>{} : deep)
+      for (const Size& s : stage.strict ? sizes : deep)
         for (int layout = 0; layout < 4; ++layout)
           for (int64_t gap : {0, 3}) {
             const bool plain = layout % 2;

@@ -324,6 +324,7 @@ void run_grid(dim3 grid, dim3 dims, size_t smem, unsigned cluster, void (*thread
   while (m.blocks.size() < cluster) m.blocks.push_back(Machine::make_block());
   for (unsigned r = 0; r < cluster; ++r) {
     Block& b = *m.blocks[r];
+    for (size_t t = threads; t < b.fibers.size(); ++t) discard_fiber(b.fibers[t]);
     b.fibers.resize(threads);
     b.grid = grid;
     b.dims = dims;

@@ -126,6 +126,15 @@ void perform_group(Block& b, unsigned first) {
   }
 }
 
+// The first thread of the running thread's warpgroup.
+unsigned first_of_warpgroup(const Block& b, Site at) {
+  const unsigned first = b.self / kThreads * kThreads;
+  if (first + kThreads > b.threads)
+    fail("wgmma: " + thread_name(b.self) + " at " + place(at) +
+         " is not in a warpgroup of 128 threads");
+  return first;
+}
+
 }  // namespace
 
 uint64_t shared_address(const void* p) {
@@ -164,9 +173,7 @@ void wgmma(Half type, float* d, int count, uint64_t a, uint64_t b_, bool accumul
   use_clocks();
   Block& b = *running;
   Fiber& f = b.fibers[b.self];
-  if (b.self / kThreads * kThreads + kThreads > b.threads)
-    fail("wgmma: " + thread_name(b.self) + " at " + place(at) +
-         " is not in a warpgroup of 128 threads");
+  first_of_warpgroup(b, at);
   if (!Matrix::understood(a) || !Matrix::understood(b_))
     fail("wgmma: a descriptor at " + place(at) + " that is not of rows of 64 or 128 bytes");
   Accumulators& to = take(b, f, d, static_cast<size_t>(count));
@@ -197,10 +204,7 @@ void wgmma_wait(int groups_left, Site at) {
     const Hidden hidden;
     if (skips(Sync::wgmma_wait, at)) return;
     use_clocks();
-    const unsigned first = b.self / kThreads * kThreads;
-    if (first + kThreads > b.threads)
-      fail("wgmma: " + thread_name(b.self) + " at " + place(at) +
-           " is not in a warpgroup of 128 threads");
+    const unsigned first = first_of_warpgroup(b, at);
     Warpgroup& w = b.warpgroups[first / kThreads];
     f.wait = Wait::warpgroup;
     f.at = at;
