@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import lessons  # noqa: E402
 
-from build_tools import library, ptxas  # noqa: E402
+from build_tools import library, ptxas, results  # noqa: E402
 from xgemm_torch import _C, anatomy, counts, marks, pictures, sources, timing  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
 
@@ -135,23 +135,7 @@ def compile_report() -> dict[str, Any]:
 
 def measured() -> dict[str, dict[str, Any]]:
     """Give for each stage, and torch.mm, the newest run that has it: its cases, date, device."""
-    newest: dict[str, dict[str, Any]] = {}
-    runs = []
-    for path in sorted((RESULTS / "h200").glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if "cases" in record and "date" in record:
-            runs.append((record["date"], path.name, record))
-    for date, name, record in sorted(runs, key=lambda run: run[:2]):
-        for case in record["cases"]:
-            for stage, times in case["times"].items():
-                facts = newest.get(stage)
-                if facts is None or facts["run"] != name:
-                    facts = newest[stage] = {
-                        "run": name, "date": date[:10], "device": record["device"],
-                        "torch": record["torch"], "cases": {},
-                    }  # fmt: skip
-                facts["cases"][case["size"], case["layout"]] = times["tflops"], times["share"]
-    return newest
+    return results.measured(RESULTS / "h200")
 
 
 # --- Markdown -------------------------------------------------------------------------------------
