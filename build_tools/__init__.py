@@ -12,6 +12,8 @@ ninja_file    writing a build.ninja and running ninja on it
 library       the ninja file of csrc/xgemm: its objects become ``xgemm_torch._C``
 native        the same sources as C++ programs, for the sanitizers and for gdb
 ptxas         what the CUDA compiler said of each kernel, as a table
+sass          what the main loops of the kernels are made of, and how fast that can be
+results       what was measured, from benchmarks/results
 summary       the screenful that ends a build
 ============  ==================================================================================
 

@@ -1,4 +1,4 @@
-"""The Makefile's commands: ``python -m build_tools env | nvcc | native | torch``."""
+"""The Makefile's commands: ``python -m build_tools env | nvcc | native | sass``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import cuda_toolkit, environment, library, native, settings
+from . import cuda_toolkit, environment, library, native, sass, settings
 
 
 def main() -> int:
@@ -21,6 +21,9 @@ def main() -> int:
     commands.add_parser("nvcc", help="find nvcc, or install it from PyPI into this Python")
     programs = commands.add_parser("native", help="build and run the C++ programs of tests/native")
     programs.add_argument("names", nargs="*", default=list(native.SANITIZERS))
+    loops = commands.add_parser("sass", help="what the kernels' main loops are made of")
+    loops.add_argument("--stage", default="", help="all the kernels of one stage, not all NN ones")
+    loops.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     try:
         if arguments.command == "env":
@@ -28,6 +31,8 @@ def main() -> int:
             environment.make(arguments.venv, arguments.extras, torch, not arguments.no_nvcc)
         elif arguments.command == "nvcc":
             cuda_toolkit.install()
+        elif arguments.command == "sass":
+            sass.main(arguments.stage, arguments.json)
         else:
             return run_native(arguments.names)
     except settings.BuildError as error:

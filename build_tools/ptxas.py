@@ -235,7 +235,12 @@ def table(logs: Mapping[str, Iterable[Function]], tiles: Mapping[str, Sequence[T
                 limit = LIMITS[max(known for known in LIMITS if known <= f.sm)].threads
                 last = (str(threads), str(blocks), f"{100 * blocks * threads / limit:.0f} %")
             rows.append((*row, *last))
+    return aligned(rows, left=3)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
+    """Rows of text in columns, the first row as their heads; `left` columns begin at the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    form = "  ".join(f"{{:{'<' if i < 3 else '>'}{width}}}" for i, width in enumerate(widths))
+    form = "  ".join(f"{{:{'<' if i < left else '>'}{width}}}" for i, width in enumerate(widths))
     lines = [form.format(*row) for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

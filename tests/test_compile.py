@@ -3,48 +3,27 @@
 Reads the words of ptxas that the build keeps, and the objects themselves; needs no GPU.
 """
 
-import functools
 import re
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from compiled import (
+    BUILT,
+    LOGS,
+    TOOLKIT,
+    each_stage,
+    kernels,
+    kernels_of_rows,
+    machine_code,
+    needs_kernels,
+    needs_logs,
+    on_machine_code,
+    stem,
+)
 
-import xgemm_torch
-from build_tools import cuda_toolkit, library, ptxas
+from build_tools import library, ptxas
 from build_tools.settings import ROOT
-
-BUILD = ROOT / library.BUILD_DIR
-STAGES = xgemm_torch.stages()
-BUILT = [stage for stage in STAGES if stage.cuda]
-TOOLKIT = cuda_toolkit.find().toolkit
-CUOBJDUMP = cuda_toolkit.find_disassembler(TOOLKIT.root if TOOLKIT else None)
-LOGS = ptxas.read(BUILD)
-
-needs_kernels = pytest.mark.skipif(not BUILT, reason="this build has no CUDA kernels (no nvcc)")
-needs_logs = pytest.mark.skipif(
-    not BUILT or not LOGS, reason="the CUDA objects are not in this tree's build directory"
-)
-needs_disassembler = pytest.mark.skipif(
-    CUOBJDUMP is None, reason="there is no cuobjdump with an nvdisasm"
-)
-each_stage = pytest.mark.parametrize("stage", BUILT or [None], ids=lambda s: s and s.name)
-
-
-def stem(stage):
-    return Path(stage.file).stem
-
-
-def kernels(stage):
-    return [f for f in LOGS[stem(stage)] if f.entry]
-
-
-def kernels_of_rows(stage):
-    """A stage's kernels that are for a row of its tile table, with that row."""
-    rows = ((f, ptxas.row_of(f, stage.tiles)) for f in kernels(stage))
-    return [(f, stage.tiles[row]) for f, row in rows if row is not None]
-
 
 # --- the parser and the occupancy -----------------------------------------------------------------
 
@@ -327,36 +306,6 @@ def test_report():
 
 
 # --- the machine code -----------------------------------------------------------------------------
-
-
-@functools.cache
-def machine_code(name):
-    """Instructions of an object: {(arch, function): [opcode, ...]}."""
-    done = subprocess.run(
-        [CUOBJDUMP, "-sass", str(BUILD / "obj" / "cuda" / f"{name}.o")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    code, arch, here = {}, "", []
-    for line in done.stdout.splitlines():
-        if match := re.search(r"^arch = (\w+)", line.strip()):
-            arch = match[1]
-        elif match := re.search(r"Function : (\S+)", line):
-            here = code.setdefault((arch, match[1]), [])
-        elif match := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line):
-            here.append(match[1])
-    entries = {f.name for f in LOGS[name] if f.entry}
-    return {key: opcodes for key, opcodes in code.items() if key[1] in entries}
-
-
-needs_code = [needs_kernels, needs_logs, needs_disassembler, each_stage]
-
-
-def on_machine_code(test):
-    for mark in needs_code:
-        test = mark(test)
-    return test
 
 
 @on_machine_code
