@@ -460,6 +460,45 @@ def test_the_command(monkeypatch, capsys):
     assert list(sass.disassemble(CUOBJDUMP, path, "sm_75")) == []
 
 
+def test_a_measurement_stands_beside_the_kernel_that_promises_most(monkeypatch, tmp_path):
+    fast = function(f"a: {F}", F, F, "@P0 BRA a")
+    slow = function(f"a: {F}", "NOP", "NOP", "@P0 BRA a")
+    other = function(f"a: {F}", *[F] * 9, "@P0 BRA a")
+    tensor = function("a: HMMA.16816.F32 R0, R4, R8, R0", "@P0 BRA a")
+    kernels = {
+        "19_one": [("kernelILi0ELb1ELb0EEEv", slow), ("kernelILi1ELb1ELb0EEEv", fast),
+                   ("kernelILi2ELb0ELb0EEEv", other)],
+        "21_two": [("kernelILi0EEEv", tensor)],
+    }  # fmt: skip
+
+    def found(cuobjdump, path):
+        return [
+            (ptxas.Function(f"_ZN1x6{name}", "sm_90a", entry=True), sass.main_loop(code))
+            for name, code in kernels[path.stem]
+        ]
+
+    for name in kernels:
+        for place in ("csrc/xgemm/stages", "build/xgemm/obj/cuda"):
+            (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "csrc/xgemm/stages" / f"{name}.cu").write_text("// An idea.\n")
+        (tmp_path / "build/xgemm/obj/cuda" / f"{name}.o").write_text("")
+    times = {name: {"tflops": 7.5, "share": 0.5} for name in ("one", "two")}
+    run = {"date": "2026-01-01", "device": "d", "torch": "t",
+           "cases": [{"size": 8192, "layout": "NN", "times": times}]}  # fmt: skip
+    (tmp_path / results.H200).mkdir(parents=True)
+    (tmp_path / results.H200 / "run.json").write_text(json.dumps(run))
+    monkeypatch.setattr(sass.cuda_toolkit, "find_disassembler", lambda root: Path("cuobjdump"))
+    monkeypatch.setattr(sass, "_kernels", found)
+    records = sass.report(root=tmp_path)
+    # Nothing is promised of tensor cores, so there is nothing to compare.
+    assert [(r["kernel"], r["product"], r["measured"]) for r in records] == [
+        ("kernel<0,true,false>", "FFMA", None), ("kernel<1,true,false>", "FFMA", 7.5),
+        ("kernel<0>", "HMMA", None),
+    ]  # fmt: skip
+    # The third is faster still, but for operands of another layout.
+    assert [r["measured"] for r in sass.report("one", tmp_path)] == [None, 7.5, None]
+
+
 @needs_disassembler
 def test_the_command_says_what_is_missing(tmp_path):
     with pytest.raises(BuildError, match="no objects"):
