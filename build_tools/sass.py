@@ -2,7 +2,7 @@
 
 ``cuobjdump -sass`` is read, and no GPU is needed. A scheduler issues one warp instruction a clock,
 so whatever is not an FFMA takes the place of one; and an FFMA waits while the registers that it
-reads lie in one bank. Both together bound the speed of a kernel that is otherwise fed:
+reads lie in one bank. Both together predict the speed of a kernel that waits for nothing else:
 
     FFMA_PEAK x FFMA / (instructions + stalls)
 
@@ -22,6 +22,8 @@ when a bank has more than SLACK reads pending. Counted instruction by instructio
 steady state, that is on a second walk that begins with what the first left. Not counted: the second
 register of a 64-bit operand, and what loads, stores and branches read, which comes another way;
 they end what was kept. It is the model of one warp: what other warps do in between is left out.
+
+How close this comes, and for which stages it does not, is in docs/adding-a-stage.md.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ LEAST = {
     "cp_async_pipelined 4": Least(0.74, 39.5),
     "cp_async_pipelined 5": Least(0.71, 40),
     "tma_specialized": Least(0.93, 58),
-    # 16 rows of A for each element of B that is loaded; it waits for memory.
+    # 16 rows of A for each element of B that is loaded: long, but it waits for memory anyway.
     "few_rows 3": Least(body=30 * 1024),
 }
 NVCC = "13.0"  # whose code these shares and rates are of
