@@ -236,8 +236,8 @@ def report(stage: str = "", root: Path = ROOT) -> list[dict[str, Any]]:
     """The main loops of what was built, one record a kernel.
 
     Args:
-        stage: A stage's number or name, to have all its kernels; else of all stages those for NN
-            (row-major operands) alone.
+        stage: A stage's number, name or file stem, to have all its kernels; else of all stages
+            those for NN (row-major operands) alone.
         root: The repository.
 
     Raises:
@@ -248,15 +248,19 @@ def report(stage: str = "", root: Path = ROOT) -> list[dict[str, Any]]:
     if cuobjdump is None:
         raise BuildError("there is no cuobjdump with an nvdisasm; python -m build_tools nvcc")
     measured = results.measured(root / results.H200)
+    found = sources.find(root).stages
+    wanted = [s for s in found if stage in ("", s.name, s.stem, str(s.number))]
+    if stage and not wanted:
+        raise BuildError(f"no stage is {stage!r}; there are: {', '.join(s.name for s in found)}")
     records = []
-    for source in sources.find(root, (stage,) if stage else ()).stages:
+    for source in wanted:
         path = root / library.BUILD_DIR / "obj" / "cuda" / f"{source.stem}.o"
         kernels = _kernels(cuobjdump, path) if path.exists() else []
         mine = [(is_nn(f), _record(source.name, f, loop)) for f, loop in kernels]
-        # Which tile ran is not in the results: the best bound has the best chance.
-        bounded = [record for nn, record in mine if nn and record["predicted"]]
-        if bounded and source.name in measured:
-            best = max(bounded, key=lambda record: record["predicted"])
+        # Which tile ran is not in the results: that with the highest prediction stands for it.
+        likely = [record for nn, record in mine if nn and record["predicted"]]
+        if likely and source.name in measured:
+            best = max(likely, key=lambda record: record["predicted"])
             best["measured"] = measured[source.name]["cases"].get((8192, "NN"), (None,))[0]
         records += [record for nn, record in mine if nn or stage]
     if not records:
