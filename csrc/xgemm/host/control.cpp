@@ -45,9 +45,13 @@ std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& 
 
 void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, const Gemm& g,
            Context context) {
-  std::vector<char> workspace(workspace_of(stage, g, context));
+  // As aligned as an allocator of device memory promises: sectors count from there.
+  struct alignas(512) Chunk {
+    char bytes[512];
+  };
+  context.workspace_bytes = workspace_of(stage, g, context);
+  std::vector<Chunk> workspace((context.workspace_bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
   context.workspace = workspace.data();
-  context.workspace_bytes = workspace.size();
   std::vector<Operand>& watched = machine().operands;
   watched = operands(stage, g, context);
   try {
