@@ -28,11 +28,19 @@ needs_disassembler = pytest.mark.skipif(
 each_stage = pytest.mark.parametrize("stage", BUILT or [None], ids=lambda s: s and s.name)
 
 
-def on_machine_code(test):
-    """Runs a test once for each stage whose machine code can be read."""
-    for mark in (needs_kernels, needs_logs, needs_disassembler, each_stage):
-        test = mark(test)
-    return test
+def on_machine_code_of(stages):
+    """Runs a test once for each of these stages, where their machine code can be read."""
+
+    def on_each(test):
+        each = pytest.mark.parametrize("stage", stages, ids=lambda s: s and s.name)
+        for mark in (needs_kernels, needs_logs, needs_disassembler, each):
+            test = mark(test)
+        return test
+
+    return on_each
+
+
+on_machine_code = on_machine_code_of(BUILT or [None])
 
 
 def stem(stage):

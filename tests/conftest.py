@@ -24,7 +24,10 @@ def _free_memory() -> int:
 
 
 def _stages_elsewhere() -> dict[str, str]:
-    """The stages that the GPU here cannot run, each with the reason."""
+    """The stages made for other GPUs than the one here, each with the reason.
+
+    One that the build has no CUDA kernel of is none of those: its tests on a GPU fail and say so.
+    """
     if not torch.cuda.is_available():
         return {}
     import xgemm_torch
@@ -33,9 +36,10 @@ def _stages_elsewhere() -> dict[str, str]:
     major, minor = torch.cuda.get_device_capability()
     sm = 10 * major + minor
     return {
-        stage.name: f"{stage.name} is made for sm_{stage.min_sm}; this GPU is sm_{sm}"
+        stage.name: f"{stage.name} is made for sm_{stage.min_sm} "
+        f"{f'to sm_{stage.max_sm}' if stage.max_sm else 'and later'}; this GPU is sm_{sm}"
         for stage in xgemm_torch.stages()
-        if not runs_on(vars(stage), sm)
+        if stage.cuda and not runs_on(vars(stage), sm)
     }
 
 
