@@ -14,6 +14,7 @@ PREDECESSOR = {
     "vec4_64x64": "micro_4x1_vec4",
     "vec4_128x128": "block_tile_2d",
     "few_rows": "coalesced",
+    "wgmma_narrow": "wgmma_bf16x6",
 }
 
 # Headers that hold a stage's kernel, and belong to its code.
@@ -21,6 +22,7 @@ HEADERS = {
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
     "few_rows": ("few_rows.h",),
+    "wgmma_narrow": ("patches.h", "shares.h"),
 }
 
 LESSONS = {
@@ -160,4 +162,22 @@ each element once, and to keep enough reads under way. One block a column of til
 whole GPU, so K is shared out, too: each block leaves its sums in the workspace, and a second launch
 adds them up, always in the same order, so that the bits do not change from run to run. They are not
 the bits of the strict chain, which knows one order only.""",
+    "wgmma_narrow": """\
+Splitting in a launch of its own pays where an element serves hundreds of products. In a narrow
+product it serves few: there the split would read, write and read again what is needed once. So here
+each thread loads a small patch of FP32 elements into registers, splits them into three bf16 parts
+there, and stores the parts to shared memory, swizzled as wgmma wants them. While the tensor cores
+work on one buffer, the threads split the next slice into the other. What an ordinary store wrote
+wgmma may not read at once: the tensor cores see shared memory through another path, so a fence
+comes before the barrier.
+
+There are too few tiles in such a product for a whole GPU, so K is shared out. The blocks that share
+a tile are a cluster: they leave their sums in the workspace, meet, and each adds up its part of the
+tile and stores it, all in one launch. Products so deep that eight blocks are too few for a tile
+take more blocks, which make no cluster, and a second launch. Either way the sums are added in one
+order.
+
+Three bf16 parts need no scale, so nothing has to be known of a row before it is read. What they
+cannot hold, elements near the ends of FP32's range, a thread notices while it splits, for two
+instructions a pair. Only results of tiles that have such elements are looked at again.""",
 }

@@ -18,7 +18,7 @@ PROBES = sorted((STAGE_FILES.parent / "host").glob("probes*.cu"))
 PLACE = r"[\w.]+\.(cu|h):\d+"
 CAUGHT = (
     "race on (shared|global) memory|uninitialised|unfinished (copy|wgmma)|overwritten|deadlock"
-    "|mbarrier|divergent wgmma"
+    "|mbarrier|divergent wgmma|unfenced"
 )
 
 # What a planted fault's report must say. Every one names a file and a line.
@@ -118,6 +118,7 @@ CALLS = {
     "mbarrier expect": "mbarrier_expect(",
     "mbarrier arrival": "mbarrier_arrive",
     "mbarrier wait": "mbarrier_wait(",
+    "wgmma fence": "fence_for_wgmma(",
     "wgmma commit": "wgmma_commit(",
     "wgmma wait": "wgmma_wait<",
 }

@@ -69,11 +69,12 @@ SITES = (
     "mbarrier expect",
     "mbarrier arrival",
     "mbarrier wait",
+    "wgmma fence",
     "wgmma commit",
     "wgmma wait",
 )
 """Kinds of `sites`: __syncthreads, __syncwarp, the two that order cp.async, bar.sync, the barrier
-of a cluster, what is done with mbarriers, and the two that order wgmma. An expect is an arrival,
+of a cluster, what is done with mbarriers, and the three that order wgmma. An expect is an arrival,
 too, and is left out with it."""
 
 

@@ -20,6 +20,11 @@ __device__ __forceinline__ void store4(float* p, float4 v) {
   *reinterpret_cast<float4*>(p) = v;
 }
 
+__device__ __forceinline__ void load2(float* registers, const float* p) {
+  simt::expect_aligned(p, 8);
+  const float2 v = *reinterpret_cast<const float2*>(p);
+  registers[0] = v.x, registers[1] = v.y;
+}
 __device__ __forceinline__ void store2(float* p, float x, float y) {
   simt::expect_aligned(p, 8);
   *reinterpret_cast<float2*>(p) = make_float2(x, y);

@@ -44,15 +44,6 @@ struct FewPlan {
   size_t bytes = 0;
 };
 
-// The same problem with at least as many columns as rows.
-inline Gemm rows_first(const Gemm& g) {
-  if (g.m <= g.n) return g;
-  Gemm t = g;
-  std::swap(t.m, t.n);
-  t.a = g.b.transposed(), t.b = g.a.transposed(), t.c = g.c.transposed(), t.d = g.d.transposed();
-  return t;
-}
-
 inline FewPlan plan_few(const Gemm& g, int tile_rows, void* workspace) {
   FewPlan plan;
   FewJob& job = plan.job;

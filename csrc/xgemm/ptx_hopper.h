@@ -177,6 +177,16 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* smem) {
          (kRow == 128 ? 1ull : 2ull) << 62;
 }
 
+// By each thread that has stored to shared memory by itself what a wgmma is to read, before the
+// barrier after which one does.
+__device__ __forceinline__ void fence_for_wgmma([[maybe_unused]] simt::Site site = simt::here()) {
+#ifdef __CUDACC__
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  simt::fence_for_wgmma(site);
+#endif
+}
+
 // Before the first wgmma that uses registers or shared memory which this thread has written.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef __CUDACC__
@@ -211,16 +221,55 @@ __device__ __forceinline__ void wgmma_settled([[maybe_unused]] float (&acc)[kCou
 #endif
 }
 
-// acc (64 x 128 over the warpgroup) = A B + (accumulate ? acc : 0). Thread t of the warpgroup has
-// acc[4 j + 2 h + c] = element (16 (t / 32) + t % 32 / 4 + 8 h, 8 j + 2 (t % 4) + c).
-#define XGEMM_WGMMA_128(type)                                                                      \
+// acc (64 x 2 kCount over the warpgroup) = A B + (accumulate ? acc : 0). Thread t of the warpgroup
+// has acc[4 j + 2 h + c] = element (16 (t / 32) + t % 32 / 4 + 8 h, 8 j + 2 (t % 4) + c).
+#define XGEMM_WGMMA_8(type, a_and_b, p, ...)                              \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p                      \
+               ", 0;\n"                                                   \
+               "wgmma.mma_async.sync.aligned.m64n8k16.f32." type "." type \
+               " {%0, %1, %2, %3}, " a_and_b ";\n}"                       \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])           \
+               : __VA_ARGS__)
+#define XGEMM_WGMMA_16(type, a_and_b, p, ...)                                            \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p                                     \
+               ", 0;\n"                                                                  \
+               "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type               \
+               " {%0, %1, %2, %3, %4, %5, %6, %7}, " a_and_b ";\n}"                      \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), \
+                 "+f"(d[6]), "+f"(d[7])                                                  \
+               : __VA_ARGS__)
+#define XGEMM_WGMMA_32(type, a_and_b, p, ...)                                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p                                               \
+               ", 0;\n"                                                                            \
+               "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                         \
+               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " a_and_b \
+               ";\n}"                                                                              \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),           \
+                 "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),         \
+                 "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])                                \
+               : __VA_ARGS__)
+#define XGEMM_WGMMA_64(type, a_and_b, p, ...)                                                      \
   asm volatile(                                                                                    \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                 \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, " p                                                        \
+      ", 0;\n"                                                                                     \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                  \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18,"     \
+      " %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " a_and_b ";\n}"         \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),        \
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), \
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                                         \
+      : __VA_ARGS__)
+#define XGEMM_WGMMA_128(type, a_and_b, p, ...)                                                     \
+  asm volatile(                                                                                    \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, " p                                                        \
+      ", 0;\n"                                                                                     \
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                 \
       " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18,"     \
       " %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35,"      \
       " %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52,"      \
-      " %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0;\n}"       \
+      " %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " a_and_b ";\n}"                   \
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),        \
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), \
@@ -231,18 +280,85 @@ __device__ __forceinline__ void wgmma_settled([[maybe_unused]] float (&acc)[kCou
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), \
         "+f"(d[63])                                                                                \
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+      : __VA_ARGS__)
 
-template <Half kType>
-__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool accumulate,
+template <Half kType, int kCount>
+__device__ __forceinline__ void wgmma(float (&d)[kCount], uint64_t a, uint64_t b, bool accumulate,
                                       [[maybe_unused]] simt::Site site = simt::here()) {
 #ifdef __CUDACC__
-  if constexpr (kType == Half::fp16) XGEMM_WGMMA_128("f16");
-  else XGEMM_WGMMA_128("bf16");
+  const int flag = accumulate;
+  if constexpr (kCount == 4 && kType == Half::fp16)
+    XGEMM_WGMMA_8("f16", "%4, %5, p, 1, 1, 0, 0", "%6", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 4 && kType == Half::bf16)
+    XGEMM_WGMMA_8("bf16", "%4, %5, p, 1, 1, 0, 0", "%6", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 8 && kType == Half::fp16)
+    XGEMM_WGMMA_16("f16", "%8, %9, p, 1, 1, 0, 0", "%10", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 8 && kType == Half::bf16)
+    XGEMM_WGMMA_16("bf16", "%8, %9, p, 1, 1, 0, 0", "%10", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 16 && kType == Half::fp16)
+    XGEMM_WGMMA_32("f16", "%16, %17, p, 1, 1, 0, 0", "%18", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 16 && kType == Half::bf16)
+    XGEMM_WGMMA_32("bf16", "%16, %17, p, 1, 1, 0, 0", "%18", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 32 && kType == Half::fp16)
+    XGEMM_WGMMA_64("f16", "%32, %33, p, 1, 1, 0, 0", "%34", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 32 && kType == Half::bf16)
+    XGEMM_WGMMA_64("bf16", "%32, %33, p, 1, 1, 0, 0", "%34", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 64 && kType == Half::fp16)
+    XGEMM_WGMMA_128("f16", "%64, %65, p, 1, 1, 0, 0", "%66", "l"(a), "l"(b), "r"(flag));
+  if constexpr (kCount == 64 && kType == Half::bf16)
+    XGEMM_WGMMA_128("bf16", "%64, %65, p, 1, 1, 0, 0", "%66", "l"(a), "l"(b), "r"(flag));
 #else
-  simt::wgmma(kType, d, 64, a, b, accumulate, site);
+  simt::wgmma(kType, d, kCount, a, nullptr, b, accumulate, site);
 #endif
 }
+
+// The same with A in registers, which are not to change before a wgmma_wait either. Thread t of the
+// warpgroup has a[h + 2 q] = A(16 (t / 32) + t % 32 / 4 + 8 h, 8 q + 2 (t % 4)) and, in the upper
+// half, its neighbour along k.
+template <Half kType, int kCount>
+__device__ __forceinline__ void wgmma(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b,
+                                      bool accumulate,
+                                      [[maybe_unused]] simt::Site site = simt::here()) {
+#ifdef __CUDACC__
+  const int flag = accumulate;
+  if constexpr (kCount == 4 && kType == Half::fp16)
+    XGEMM_WGMMA_8("f16", "{%4, %5, %6, %7}, %8, p, 1, 1, 0", "%9", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                  "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 4 && kType == Half::bf16)
+    XGEMM_WGMMA_8("bf16", "{%4, %5, %6, %7}, %8, p, 1, 1, 0", "%9", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                  "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 8 && kType == Half::fp16)
+    XGEMM_WGMMA_16("f16", "{%8, %9, %10, %11}, %12, p, 1, 1, 0", "%13", "r"(a[0]), "r"(a[1]),
+                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 8 && kType == Half::bf16)
+    XGEMM_WGMMA_16("bf16", "{%8, %9, %10, %11}, %12, p, 1, 1, 0", "%13", "r"(a[0]), "r"(a[1]),
+                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 16 && kType == Half::fp16)
+    XGEMM_WGMMA_32("f16", "{%16, %17, %18, %19}, %20, p, 1, 1, 0", "%21", "r"(a[0]), "r"(a[1]),
+                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 16 && kType == Half::bf16)
+    XGEMM_WGMMA_32("bf16", "{%16, %17, %18, %19}, %20, p, 1, 1, 0", "%21", "r"(a[0]), "r"(a[1]),
+                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 32 && kType == Half::fp16)
+    XGEMM_WGMMA_64("f16", "{%32, %33, %34, %35}, %36, p, 1, 1, 0", "%37", "r"(a[0]), "r"(a[1]),
+                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 32 && kType == Half::bf16)
+    XGEMM_WGMMA_64("bf16", "{%32, %33, %34, %35}, %36, p, 1, 1, 0", "%37", "r"(a[0]), "r"(a[1]),
+                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 64 && kType == Half::fp16)
+    XGEMM_WGMMA_128("f16", "{%64, %65, %66, %67}, %68, p, 1, 1, 0", "%69", "r"(a[0]), "r"(a[1]),
+                    "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+  if constexpr (kCount == 64 && kType == Half::bf16)
+    XGEMM_WGMMA_128("bf16", "{%64, %65, %66, %67}, %68, p, 1, 1, 0", "%69", "r"(a[0]), "r"(a[1]),
+                    "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+#else
+  simt::wgmma(kType, d, kCount, 0, a, b, accumulate, site);
+#endif
+}
+#undef XGEMM_WGMMA_8
+#undef XGEMM_WGMMA_16
+#undef XGEMM_WGMMA_32
+#undef XGEMM_WGMMA_64
 #undef XGEMM_WGMMA_128
 
 // Threads of the block meet at barrier `id`, 1 to 15: as many as `threads`, a multiple of 32.

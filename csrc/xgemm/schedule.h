@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "xgemm/gemm.h"
 #include "xgemm/tile.h"
@@ -19,6 +20,15 @@ XGEMM_HD int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 XGEMM_HD int64_t tile_count(const Gemm& g, int BM, int BN) {
   return ceil_div(g.m, BM) * ceil_div(g.n, BN);
+}
+
+// The same problem with at least as many columns as rows.
+inline Gemm rows_first(const Gemm& g) {
+  if (g.m <= g.n) return g;
+  Gemm t = g;
+  std::swap(t.m, t.n);
+  t.a = g.b.transposed(), t.b = g.a.transposed(), t.c = g.c.transposed(), t.d = g.d.transposed();
+  return t;
 }
 
 // Whether neighbouring lanes should walk an operand along k. `rows` is A as it is or B transposed:

@@ -47,6 +47,8 @@ struct Accumulators {
 struct Wgmma {               // one that has been issued and not waited for
   Half type;
   uint64_t a, b;             // descriptors
+  const uint32_t* registers;  // A's, in place of its descriptor, and ...
+  uint32_t given[4];          // ... what they held
   bool accumulate;
   size_t tile;
   Site at;
@@ -64,6 +66,7 @@ struct Fiber {
   const Mbarrier* mbarrier = nullptr;       // for which it waits, ...
   int parity = 0;                           // ... until its phase of this parity has ended
   int named = 0;                            // the named barrier that it waits at
+  uint64_t fence_phase = 0;                 // of its last fence_for_wgmma
   std::vector<std::vector<Wgmma>> wgmma_groups;
   std::vector<Wgmma> wgmma_open;
   std::vector<Accumulators> accumulators;   // in flight

@@ -38,13 +38,14 @@ enum class Sync : uint8_t {
   mbarrier_expect,
   mbarrier_arrival,
   mbarrier_wait,
+  wgmma_fence,
   wgmma_commit,
   wgmma_wait
 };
 constexpr const char* kSync[] = {
     "barrier",       "warp barrier",    "commit",          "wait",
     "named barrier", "cluster barrier", "mbarrier expect", "mbarrier arrival",
-    "mbarrier wait", "wgmma commit",    "wgmma wait"};
+    "mbarrier wait", "wgmma fence",     "wgmma commit",    "wgmma wait"};
 struct SyncSite {
   Sync kind;
   std::string place;  // "file.cu:line"

@@ -176,7 +176,10 @@ uint64_t shared_address(const void* p);
 
 // The accumulators, `count` of each of a warpgroup's threads, hold NaN from the issue on. The work
 // is done when all its threads have come to a wait that demands it, and operands are read then.
-void wgmma(Half type, float* d, int count, uint64_t a, uint64_t b, bool accumulate, Site at);
+// `registers`: A's, four of each thread, in place of the descriptor a.
+void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers, uint64_t b,
+           bool accumulate, Site at);
+void fence_for_wgmma(Site at);
 void wgmma_commit(Site at);
 void wgmma_wait(int groups_left, Site at);
 

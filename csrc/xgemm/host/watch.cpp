@@ -346,6 +346,11 @@ void note_wgmma(const char* p, size_t bytes, const void* pc) {
     if (kWatched && c.write_phase < b.first_phase)
       fail("uninitialised: the wgmma of " + thread_name(b.self) +
            " reads shared memory that no thread has written, at " + place(pc));
+    if (c.write_phase >= b.first_phase && c.writer != kByTma &&
+        b.fibers[c.writer].fence_phase < c.write_phase)
+      fail("unfenced: the wgmma of " + thread_name(b.self) + " reads at " + place(pc) + " what " +
+           thread_name(c.writer) + " has stored at " + place(c.write_pc) +
+           " and then not called fence_for_wgmma");
     Timed& t = timed(b, c);
     t.wgmmas = static_cast<uint16_t>(read_by_wgmma(b, c) ? t.wgmmas + 1 : 1);
     t.wgmma_block = b.first_phase;

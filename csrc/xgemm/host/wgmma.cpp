@@ -41,10 +41,13 @@ class Matrix {
 
 // All chunks that an instruction reads.
 template <class F>
-void each_chunk(uint64_t a, uint64_t b, unsigned columns, F f) {
-  for (const auto& [operand, rows] : {std::pair{Matrix(a), kRows}, std::pair{Matrix(b), columns}})
+void each_chunk(const Wgmma& op, unsigned columns, F f) {
+  const auto of = [&](const Matrix& operand, unsigned rows) {
     for (unsigned r = 0; r < rows; ++r)
       for (unsigned half = 0; half < 2; ++half) f(operand.chunk(r, half));
+  };
+  if (!op.registers) of(Matrix(op.a), kRows);
+  of(Matrix(op.b), columns);
 }
 
 // Where thread t of the warpgroup has accumulator i in the 64 x columns tile.
@@ -70,13 +73,29 @@ Accumulators& take(Block& b, Fiber& f, float* d, size_t count) {
   return f.accumulators.back();
 }
 
-void perform(Block& b, unsigned first, const Wgmma& op, std::vector<float>& tile) {
+// A from the registers of a warpgroup's threads, for the number-th instruction of their oldest
+// groups.
+void gather(const Block& b, unsigned first, size_t number, std::vector<uint16_t>& to) {
+  to.resize(kRows * 16);
+  for (unsigned t = 0; t < kThreads; ++t) {
+    const Wgmma& op = b.fibers[first + t].wgmma_groups.front()[number];
+    if (std::memcmp(op.registers, op.given, sizeof op.given) != 0)
+      fail("overwritten: " + thread_name(first + t) + " has changed registers that the wgmma at " +
+           place(op.at) + " reads, and has not waited for it");
+    for (unsigned r = 0; r < 4; ++r)
+      std::memcpy(&to[(16 * (t / 32) + t % 32 / 4 + 8 * (r % 2)) * 16 + 8 * (r / 2) + 2 * (t % 4)],
+                  &op.given[r], 4);
+  }
+}
+
+void perform(Block& b, unsigned first, size_t number, std::vector<float>& tile) {
+  const Wgmma& op = b.fibers[first].wgmma_groups.front()[number];
   const unsigned columns = static_cast<unsigned>(tile.size() / kRows);
   std::vector<uint16_t> rows_a, rows_b;
-  Matrix(op.a).read(b.arena, kRows, rows_a);
+  if (op.registers) gather(b, first, number, rows_a);
+  else Matrix(op.a).read(b.arena, kRows, rows_a);
   Matrix(op.b).read(b.arena, columns, rows_b);
-  each_chunk(op.a, op.b, columns,
-             [&](size_t at) { note_wgmma_done(b.arena + at, 16, first / 32, op.pc); });
+  each_chunk(op, columns, [&](size_t at) { note_wgmma_done(b.arena + at, 16, first / 32, op.pc); });
   if (!op.accumulate) std::fill(tile.begin(), tile.end(), 0.f);
   mma_steps(op.type, kRows, static_cast<int>(columns),
             reinterpret_cast<const uint16_t (*)[16]>(rows_a.data()),
@@ -85,8 +104,8 @@ void perform(Block& b, unsigned first, const Wgmma& op, std::vector<float>& tile
 }
 
 bool same(const Wgmma& x, const Wgmma& y) {
-  return x.type == y.type && x.a == y.a && x.b == y.b && x.accumulate == y.accumulate &&
-         x.tile == y.tile && simt::same(x.at, y.at);
+  return x.type == y.type && x.a == y.a && !x.registers == !y.registers && x.b == y.b &&
+         x.accumulate == y.accumulate && x.tile == y.tile && simt::same(x.at, y.at);
 }
 
 void expect_same_work(const Block& b, unsigned first) {
@@ -107,8 +126,10 @@ void expect_same_work(const Block& b, unsigned first) {
 // The oldest group of all threads of a warpgroup.
 void perform_group(Block& b, unsigned first) {
   Warpgroup& w = b.warpgroups[first / kThreads];
-  for (const Wgmma& op : b.fibers[first].wgmma_groups.front()) {
-    perform(b, first, op, w.tiles[op.tile]);
+  const std::vector<Wgmma>& group = b.fibers[first].wgmma_groups.front();
+  for (size_t number = 0; number < group.size(); ++number) {
+    const Wgmma& op = group[number];
+    perform(b, first, number, w.tiles[op.tile]);
     for (unsigned t = first; t < first + kThreads; ++t) {
       std::vector<Accumulators>& all = b.fibers[t].accumulators;
       const auto a = std::find_if(all.begin(), all.end(),
@@ -153,8 +174,7 @@ const Wgmma* reader_of(const Block& b, const char* p) {
         bool reads = false;
         for (const Accumulators& a : f.accumulators)
           if (a.tile == op.tile)
-            each_chunk(op.a, op.b, columns_of(a.count),
-                       [&](size_t at) { reads = reads || at == chunk; });
+            each_chunk(op, columns_of(a.count), [&](size_t at) { reads = reads || at == chunk; });
         if (reads) return &op;
       }
       return nullptr;
@@ -166,7 +186,8 @@ const Wgmma* reader_of(const Block& b, const char* p) {
   return nullptr;
 }
 
-void wgmma(Half type, float* d, int count, uint64_t a, uint64_t b_, bool accumulate, Site at) {
+void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers, uint64_t b_,
+           bool accumulate, Site at) {
   const void* pc = __builtin_return_address(0);
   const Quiet quiet;
   const Hidden hidden;
@@ -174,16 +195,25 @@ void wgmma(Half type, float* d, int count, uint64_t a, uint64_t b_, bool accumul
   Block& b = *running;
   Fiber& f = b.fibers[b.self];
   first_of_warpgroup(b, at);
-  if (!Matrix::understood(a) || !Matrix::understood(b_))
+  if ((!registers && !Matrix::understood(a)) || !Matrix::understood(b_))
     fail("wgmma: a descriptor at " + place(at) + " that is not of rows of 64 or 128 bytes");
   Accumulators& to = take(b, f, d, static_cast<size_t>(count));
   ++to.uses;
   to.at = at;
+  Wgmma op{type, a, b_, registers, {}, accumulate, to.tile, at, pc};
+  if (registers) std::memcpy(op.given, registers, sizeof op.given);
   // Clocks are a warp's, and so one lane's look is enough.
   if (b.self % 32 == 0)
-    each_chunk(a, b_, columns_of(to.count),
+    each_chunk(op, columns_of(to.count),
                [&](size_t chunk) { note_wgmma(b.arena + chunk, 16, pc); });
-  f.wgmma_open.push_back({type, a, b_, accumulate, to.tile, at, pc});
+  f.wgmma_open.push_back(op);
+}
+
+void fence_for_wgmma(Site at) {
+  const Quiet quiet;
+  const Hidden hidden;
+  if (skips(Sync::wgmma_fence, at)) return;
+  running->fibers[running->self].fence_phase = running->phase;
 }
 
 void wgmma_commit(Site at) {

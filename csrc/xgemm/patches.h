@@ -1,0 +1,211 @@
+// gmem -> registers -> bf16 parts: operands are split on their way to the tensor cores, one into
+// registers and one into shared memory, all 24 bits of an element, whatever its row. What three
+// parts cannot hold is told by Reach.
+#pragma once
+
+#include "xgemm/copy.h"
+#include "xgemm/split.h"
+
+namespace xgemm {
+
+// Magnitudes of a bf16 number between which nothing can go wrong: products of such numbers and sums
+// of 2^kReachDepth of them are far within the range of FP32, and so are all parts.
+constexpr int kLeastExponent = -50, kMostExponent = 52, kReachDepth = 20;
+
+// Of the first parts that a thread has seen, in both halves: the smallest magnitude but zero, less
+// one, and the largest.
+struct Reach {
+  static constexpr uint32_t kLow = 1, kHigh = 2;
+  uint32_t least = 0xffffffffu, most = 0;
+
+  __device__ __forceinline__ void see(uint32_t parts) {
+    const uint32_t magnitudes = parts & 0x7fff7fffu;
+    least = add_min_u16x2(magnitudes, 0xffffffffu, least);
+    most = max_u16x2(magnitudes, most);
+  }
+  // Whether some were below, and above, what is safe for any product.
+  __device__ __forceinline__ uint32_t strange() const {
+    constexpr uint32_t kLeast = (127 + kLeastExponent) << 7, kMost = (127 + kMostExponent) << 7;
+    const bool low = (least & 0xffffu) < kLeast - 1 || least >> 16 < kLeast - 1;
+    const bool high = (most & 0xffffu) >= kMost || most >> 16 >= kMost;
+    return (low ? kLow : 0) | (high ? kHigh : 0);
+  }
+};
+
+// Two neighbours along k into their parts, p0 first.
+__device__ __forceinline__ void split_pair(uint32_t (&parts)[3], float x0, float x1, Reach& reach) {
+#pragma unroll
+  for (int p = 0; p < 3; ++p) {
+    parts[p] = pack_half2<Half::bf16>(x0, x1);
+    if (p == 0) reach.see(parts[p]);
+    if (p == 2) continue;
+    float y0, y1;
+    unpack_half2<Half::bf16>(parts[p], y0, y1);
+    x0 -= y0, x1 -= y1;
+  }
+}
+
+constexpr int kPatchK = 32;  // of k, a slice
+
+// Slices of an operand as it lies (rows along k): from row l0 of `length` and k0 to k1 on. kL rows
+// a slice, of which a thread has kRows, neighbours, from `first` on, and kDepth of k from `k`.
+// kAlongK: the way in which the operand is contiguous.
+template <int kL, int kRows, int kDepth, bool kAlongK>
+struct Walk {
+  const float* p;    // the thread's first element of the next slice
+  int64_t row, step;  // from a row, from a k to the next, in floats
+  int64_t left;      // how much of k there is from the next slice on
+  int whole;         // slices from the next one on that have no edge and move in vectors
+  int rows;          // of the operand from the thread's first one on
+  int k;
+
+  __device__ Walk(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t k0,
+                  int64_t k1, int first, int k_)
+      : row(rows_of.rs), step(rows_of.cs), left(k1 - k0), k(k_) {
+    const int64_t here = length - l0;
+    const bool by_row = kAlongK || kRows == 1;  // a row that does not exist is left out by itself
+    const bool wide = kAlongK ? rows_of.wide() : kRows == 1 || rows_of.transposed().wide();
+    whole = wide && (by_row || here >= kL) ? static_cast<int>(left / kPatchK) : 0;
+    rows = static_cast<int>(here < kL ? here : kL) - first;
+    p = rows_of.ptr(l0 + (rows > 0 ? first : 0), k0 + k);
+  }
+
+  // gmem -> registers, then on to the next slice. x[i][j]: row i, and of k the j-th in runs of
+  // kRun that lie kStride apart.
+  template <int kRun, int kStride>
+  __device__ __forceinline__ void load(float (&x)[kRows][kDepth]) {
+    if (whole > 0) [[likely]]
+      load_whole<kRun, kStride>(x);
+    else load_edge<kRun, kStride>(x, left < kPatchK ? static_cast<int>(left) - k : kPatchK);
+    p += kPatchK * step;
+    left -= kPatchK;
+    --whole;
+  }
+
+ private:
+  // `real` of k, from the thread's first on, exist.
+  template <int kRun, int kStride>
+  __device__ __forceinline__ void load_edge(float (&x)[kRows][kDepth], int real) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float* from = p + i * row;
+#pragma unroll
+      for (int j = 0; j < kDepth; ++j) {
+        const int at = j / kRun * kStride + j % kRun;
+        x[i][j] = i < rows && at < real ? *from : 0.f;
+        from += (j + 1) % kRun ? step : (kStride - kRun + 1) * step;
+      }
+    }
+  }
+
+  template <int kRun, int kStride>
+  __device__ __forceinline__ void load_whole(float (&x)[kRows][kDepth]) const {
+    if constexpr (kAlongK) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+#pragma unroll
+        for (int j = 0; j < kDepth; j += 4) {
+          if (i < rows) {
+            load4(x[i] + j, p + i * row + (j / kRun * kStride + j % kRun));
+          } else {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[i][j + e] = 0.f;
+          }
+        }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kDepth; ++j) {
+        const float* from = p + (j / kRun * kStride + j % kRun) * step;
+        if constexpr (kRows == 2) {
+          float y[2];
+          load2(y, from);
+          x[0][j] = y[0], x[1][j] = y[1];
+        } else {
+          x[0][j] = rows > 0 ? *from : 0.f;
+        }
+      }
+    }
+  }
+};
+
+// wgmma's operand in registers: 64 rows, of which thread t has 16 (t / 32) + 2 (t % 32 / 4) and the
+// next, as rows t % 32 / 4 and 8 more of the instruction's. Of 16 k it has 4 (t % 4) and the three
+// after it; which k stands where does not matter to a product, as long as both operands agree.
+template <bool kAlongK>
+struct RegisterParts {
+  static constexpr int kGroups = kPatchK / 16;
+  Walk<64, 2, 4 * kGroups, kAlongK> walk;
+  float x[2][4 * kGroups];
+  uint32_t parts[kGroups][3][4];
+
+  __device__ static int first_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
+
+  __device__ RegisterParts(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t k0,
+                           int64_t k1)
+      : walk(rows_of, l0, length, k0, k1, first_row(), static_cast<int>(threadIdx.x) % 4 * 4) {}
+
+  __device__ __forceinline__ void load() { walk.template load<4, 16>(x); }
+
+  __device__ __forceinline__ void split(Reach& reach) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        uint32_t pair[3];
+        split_pair(pair, x[r % 2][4 * g + r / 2 * 2], x[r % 2][4 * g + r / 2 * 2 + 1], reach);
+#pragma unroll
+        for (int p = 0; p < 3; ++p) parts[g][p][r] = pair[p];
+      }
+  }
+};
+
+// The other one in shared memory, L rows: part after part, rows of kPatchK, swizzled as wgmma wants
+// them. Of each 16 k the first 8 places are k 0, 1, 4, 5, 8, 9, 12, 13, which is RegisterParts'
+// order. A thread has kRows rows by 8 k, as far as they go round.
+template <int kThreads, int L, bool kAlongK>
+struct SharedParts {
+  static constexpr int kChunks = kPatchK / 8;
+  static constexpr int kRows = L * kChunks > kThreads ? L * kChunks / kThreads : 1;
+  static constexpr int kLines = L / kRows, kRowBytes = kPatchK * 2;
+  static_assert(kLines * kChunks <= kThreads && kRows <= 2);
+  using Slice = char[3][L * kRowBytes];
+
+  Walk<L, kRows, 8, kAlongK> walk;
+  float x[kRows][8];
+
+  __device__ static int line() { return kAlongK ? threadIdx.x / kChunks : threadIdx.x % kLines; }
+  __device__ static int chunk() { return kAlongK ? threadIdx.x % kChunks : threadIdx.x / kLines; }
+  // Whether the thread has any of it.
+  __device__ static bool mine() {
+    return kLines * kChunks == kThreads || static_cast<int>(threadIdx.x) < kLines * kChunks;
+  }
+
+  __device__ SharedParts(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t k0,
+                         int64_t k1)
+      : walk(rows_of, l0, length, k0, k1, mine() ? line() * kRows : L, mine() ? chunk() * 8 : 0) {}
+
+  __device__ __forceinline__ void load() {
+    if (mine()) walk.template load<8, 8>(x);
+  }
+
+  __device__ __forceinline__ void store(Slice& slice, Reach& reach) const {
+    if (!mine()) return;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      uint32_t pairs[4][3];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) split_pair(pairs[e], x[i][2 * e], x[i][2 * e + 1], reach);
+      const int r = line() * kRows + i, place = chunk() & ~1, half = chunk() % 2 * 8;
+#pragma unroll
+      for (int p = 0; p < 3; ++p)
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          char* to = slice[p] + r * kRowBytes + ((place + odd) ^ r / 2 % 4) * 16 + half;
+          store2(reinterpret_cast<float*>(to), bits_to_float(pairs[odd][p]),
+                 bits_to_float(pairs[odd + 2][p]));
+        }
+    }
+  }
+};
+
+}  // namespace xgemm

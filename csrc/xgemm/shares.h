@@ -1,0 +1,152 @@
+// Narrow and deep products: K is shared out among blocks, and what each has for a tile of D is
+// added up in a fixed order. Bits are a function of the problem and of the tile, never of the
+// machine.
+#pragma once
+
+#include <algorithm>
+
+#include "xgemm/launch.h"
+#include "xgemm/patches.h"
+#include "xgemm/ptx_hopper.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+constexpr int kShareThreads = 128, kShareWarps = kShareThreads / 32;
+constexpr int kLong = 64;  // rows of a tile along the longer side of D
+// Shares whose blocks make a cluster and add up what they have themselves; more take a launch more.
+constexpr int64_t kClusterShares = 8;
+
+// D is seen with at least as many columns as rows: tiles have BM of its rows, kLong of its columns.
+struct ShareJob {
+  Gemm g;
+  int64_t tiles_m = 1, tiles = 1;
+  int64_t shares = 1, share = 0;  // of k
+  float* sums = nullptr;  // [matrix][tile][share][row][column]
+  uint32_t* strange = nullptr;  // [matrix][tile][share][warp]: see Reach
+
+  XGEMM_HD int64_t place(int64_t z, int64_t tile) const { return (z * tiles + tile) * shares; }
+};
+
+// Of a tile; the row tiles of one column of them are neighbours.
+XGEMM_HD Origin origin_of(const ShareJob& job, unsigned tile, int BM) {
+  const auto tiles_m = static_cast<unsigned>(job.tiles_m);
+  return {static_cast<int64_t>(tile % tiles_m) * BM, static_cast<int64_t>(tile / tiles_m) * kLong};
+}
+
+// How many shares of so many slices: those for which a large GPU is done first, `at_once` blocks a
+// multiprocessor working side by side. A block is worth some slices more than its own, and more
+// shares than a cluster has a launch and their addition.
+inline int64_t shares_of(int64_t tiles, int64_t slices, int at_once) {
+  constexpr int64_t kSms = 132, kBlock = 4, kLaunch = 12, kAdds = 4;
+  const int64_t room = kSms * at_once;
+  int64_t best = 1, least = INT64_MAX;
+  const auto consider = [&](int64_t s, int64_t more) {
+    const int64_t cost = ceil_div(tiles * s, room) * (ceil_div(slices, s) + kBlock) + more;
+    if (cost < least) best = s, least = cost;
+  };
+  for (int64_t s = 1; s <= std::min(slices, kClusterShares); ++s) consider(s, 0);
+  const int64_t all = std::min(room / tiles, slices);
+  if (all > kClusterShares) consider(all, kLaunch + all / kAdds);
+  return best;
+}
+
+struct SharePlan {
+  ShareJob job;
+  size_t bytes = 0;
+};
+
+inline SharePlan plan_shares(const Gemm& all, const Tile& t, void* workspace) {
+  SharePlan plan;
+  ShareJob& job = plan.job;
+  const Gemm& g = job.g = rows_first(all);
+  job.tiles_m = ceil_div(g.m, t.BM);
+  job.tiles = tile_count(g, t.BM, kLong);
+  const int64_t slices = std::max<int64_t>(1, ceil_div(g.k, t.BK));
+  const int64_t each = ceil_div(slices, shares_of(job.tiles, slices, t.min_blocks));
+  job.shares = ceil_div(slices, each);
+  job.share = each * t.BK;
+  Layout layout{workspace};
+  const auto room = [&](int64_t words) {
+    const int64_t places = std::min(g.batch, kMaxGridZ) * job.tiles * job.shares;
+    return layout.place(static_cast<size_t>(places * words) * sizeof(float));
+  };
+  job.sums = static_cast<float*>(room(int64_t{t.BM} * kLong));
+  job.strange = static_cast<uint32_t*>(room(kShareWarps));
+  plan.bytes = layout.bytes;
+  return plan;
+}
+
+// What is known of a row's elements: the smallest magnitude but zero, less one, and the largest, as
+// bits.
+struct RowReach {
+  uint32_t least = 0xffffffffu, most = 0;
+  __device__ __forceinline__ void see(float x) {
+    const uint32_t bits = float_to_bits(x) & 0x7fffffffu;
+    least = bits - 1 < least ? bits - 1 : least;
+    most = bits > most ? bits : most;
+  }
+};
+
+// Whether parts gave the product of these rows, which is `sum`. What three parts lose of an element
+// is below 2^-134, and nothing where all of a row are above 2^-100 (or zero).
+__device__ __forceinline__ bool parts_gave(const RowReach& a, const RowReach& b, int depth,
+                                           float sum) {
+  constexpr uint32_t kInfinity = 0x7f800000u, kWhole = (127u - 100) << 23;
+  if (a.most >= kInfinity || b.most >= kInfinity) return false;
+  if (a.most == 0 || b.most == 0) return true;
+  const auto exponent = [](uint32_t bits) { return static_cast<int>(bits >> 23) - 127; };
+  const int top_a = exponent(a.most), top_b = exponent(b.most), top = top_a + top_b;
+  if (top + depth >= kOverflow || top < -100 || top_a >= 127 || top_b >= 127) return false;
+  constexpr int kNothing = -1000;
+  const int from_a = a.least < kWhole - 1 ? top_b : kNothing;
+  const int from_b = b.least < kWhole - 1 ? top_a : kNothing;
+  const int lost = (from_a > from_b ? from_a : from_b) + 2 + depth - 134;  // log2 of a bound
+  return lost < kNothing / 2 || lost <= exponent(float_to_bits(sum) & 0x7fffffffu) - 26;
+}
+
+// Element (i, j), of which parts gave `sum` while some element of its tile was strange: where that
+// may matter, the rows are walked again, and the chain is there if it is needed.
+__device__ __forceinline__ float walk_again(const Gemm& g, int64_t i, int64_t j, float sum,
+                                            uint32_t strange) {
+  // What may be lost of small elements is far below this, if there are no large ones.
+  if (strange == Reach::kLow && fabsf(sum) >= 0x1p-30f) return sum;
+  RowReach a, b;
+  float chain = 0.f;
+#pragma unroll 4
+  for (int64_t k = 0; k < g.k; ++k) {
+    const float x = g.a(i, k), y = g.b(k, j);
+    a.see(x), b.see(y);
+    chain = fmaf(x, y, chain);
+  }
+  return parts_gave(a, b, depth_of(g.k), sum) ? sum : chain;
+}
+
+// Adds up what the shares left of a tile, in order, and takes it through the epilogue: part `part`
+// of `parts`, which several blocks may do.
+template <int BM>
+__device__ void finish_tile(const ShareJob& job, const Gemm& g, unsigned tile, int part,
+                            int parts) {
+  const auto [i0, j0] = origin_of(job, tile, BM);
+  const int64_t place = job.place(blockIdx.z, tile);
+  const uint32_t* const flags = job.strange + place * kShareWarps;
+  uint32_t strange = g.k > int64_t{1} << kReachDepth ? Reach::kHigh : 0;
+  for (int64_t s = threadIdx.x % 32; s < job.shares * kShareWarps; s += 32) strange |= flags[s];
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) strange |= __shfl_xor_sync(0xffffffffu, strange, step);
+  const float* const sums = job.sums + place * (BM * kLong);
+#pragma unroll 1
+  for (int e = part * kShareThreads + threadIdx.x; e < BM * kLong; e += parts * kShareThreads) {
+    const int64_t i = i0 + e / kLong, j = j0 + e % kLong;
+    if (i >= g.m || j >= g.n) continue;
+    float sum = sums[e];
+#pragma unroll 8
+    for (int s = 1; s < static_cast<int>(job.shares); ++s) sum += sums[s * (BM * kLong) + e];
+    if (strange) [[unlikely]]
+      sum = walk_again(g, i, j, sum, strange);
+    g.store(i, j, sum);
+  }
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm
