@@ -18,7 +18,7 @@ PROBES = sorted((STAGE_FILES.parent / "host").glob("probes*.cu"))
 PLACE = r"[\w.]+\.(cu|h):\d+"
 CAUGHT = (
     "race on (shared|global) memory|uninitialised|unfinished (copy|wgmma)|overwritten|deadlock"
-    "|mbarrier|divergent wgmma|unfenced"
+    "|mbarrier|divergent wgmma|unfenced|signals"
 )
 
 # What a planted fault's report must say. Every one names a file and a line.
@@ -88,6 +88,14 @@ FAULTS = {
     "missing_cluster_sync": "race on global memory: .* (stored|read), with no barrier between",
     "misaligned_ldmatrix": "misaligned: .* moves 16 bytes at an address that is 4 past",
     "mma_of_31_lanes": "deadlock: .* wait in ldmatrix at .* lane 3 has exited",
+    "missing_signal": "deadlock: no block that must have begun .* wait for 5 signals of which 0 ",
+    "missing_signal_wait": "race on global memory: .* (stored|read), with no barrier between",
+    "missing_barrier_before_signal": "race on global memory: .* (stored|read), with no barrier",
+    "missing_barrier_after_signal_wait": "race on global memory: .* (stored|read), with no barrier",
+    "wait_for_too_many_signals": "deadlock: no block .* wait for 6 signals of which 5 have come ",
+    "wait_for_later_blocks": "deadlock: no block that must .*|signals: .* for what comes after it",
+    "flag_not_cleared": "race on global memory: .* with no barrier between|deadlock: .* signals",
+    "signals_in_any_order": "signals: a (signal|wait) .* in a launch whose blocks begin in any",
 }
 
 
@@ -105,6 +113,7 @@ RIGHT = [
     "tma_dot_product",
     "warp_product",
     "split_product",
+    "signals",
 ]
 
 # What makes a line a site of each kind.
@@ -121,6 +130,8 @@ CALLS = {
     "wgmma fence": "fence_for_wgmma(",
     "wgmma commit": "wgmma_commit(",
     "wgmma wait": "wgmma_wait<",
+    "signal": "signal(",
+    "signal wait": "wait_for_signals(",
 }
 
 
@@ -165,6 +176,7 @@ FUNCTIONS = {
     "tma_product_narrow": "product",
     "tma_product_cluster": "product",
     "tma_dot_product": "dot_product",
+    "signals": "add_up",
 }
 
 

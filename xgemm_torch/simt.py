@@ -28,6 +28,7 @@ def configure(
     seed: int | None = None,
     skip: str | None = None,
     row: int | None = None,
+    sm_count: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Change how the host flavour runs, until the end of the ``with`` block.
 
@@ -40,16 +41,18 @@ def configure(
             absence is noticed; "" for none.
         row: of the tile table of a stage that is called by its name, on a GPU as well; -1 to have
             it chosen. A stage without such a row raises ValueError then.
+        sm_count: multiprocessors of the GPU that the host flavour stands for, 132 at first: stages
+            that share out work among them run, and add, as they would there.
 
     Yields:
         The settings in force inside the block.
 
     Raises:
-        ValueError: an unknown order.
+        ValueError: an unknown order, or a number of multiprocessors below 1.
     """
     if order is not None and order not in ORDERS:
         raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
-    changes = {"order": order, "seed": seed, "skip": skip, "row": row}
+    changes = {"order": order, "seed": seed, "skip": skip, "row": row, "sm_count": sm_count}
     settings = _settings()
     now = settings | {key: value for key, value in changes.items() if value is not None}
     _set(now)
@@ -72,10 +75,12 @@ SITES = (
     "wgmma fence",
     "wgmma commit",
     "wgmma wait",
+    "signal",
+    "signal wait",
 )
 """Kinds of `sites`: __syncthreads, __syncwarp, the two that order cp.async, bar.sync, the barrier
-of a cluster, what is done with mbarriers, and the three that order wgmma. An expect is an arrival,
-too, and is left out with it."""
+of a cluster, what is done with mbarriers, the three that order wgmma, and those between the blocks
+of a grid. An expect is an arrival, too, and is left out with it."""
 
 
 def sites(kind: str | None = None) -> list[str]:
@@ -549,13 +554,12 @@ def _by_line(place: str) -> tuple[str, int]:
 
 def _set(settings: dict[str, Any]) -> dict[str, Any]:
     """Write all settings and return those before."""
-    return json.loads(
-        _C.simt_configure(settings["order"], settings["seed"], settings["skip"], settings["row"])
-    )
+    names = ("order", "seed", "skip", "row", "sm_count")
+    return json.loads(_C.simt_configure(*(settings[name] for name in names)))
 
 
 def _settings() -> dict[str, Any]:
     """The settings in force: what a write returns, written back at once."""
-    before = _set({"order": "random", "seed": 0, "skip": "", "row": -1})
+    before = _set({"order": "random", "seed": 0, "skip": "", "row": -1, "sm_count": 132})
     _set(before)
     return before

@@ -149,19 +149,22 @@ const char* name(simt::Order o) {
 }
 
 std::string configure(const std::string& order, unsigned long long seed, const std::string& skip,
-                      int row) {
+                      int row, int sm_count) {
   const simt::Settings before = simt::settings();
-  simt::Settings s{.seed = seed, .skip = skip, .row = row};
+  simt::Settings s{.seed = seed, .skip = skip, .row = row, .sm_count = sm_count};
   if (order == "forward") s.order = simt::Order::forward;
   else if (order == "reverse") s.order = simt::Order::reverse;
   else if (order == "random") s.order = simt::Order::random;
   else
     throw std::invalid_argument("simt: order must be 'forward', 'reverse' or 'random', got '" +
                                 order + "'");
+  if (sm_count < 1)
+    throw std::invalid_argument("simt: sm_count must be positive, got " + std::to_string(sm_count));
   simt::configure(s);
   return std::string("{\"order\":") + quoted(name(before.order)) +
          ",\"seed\":" + std::to_string(before.seed) + ",\"skip\":" + quoted(before.skip) +
-         ",\"row\":" + std::to_string(before.row) + "}";
+         ",\"row\":" + std::to_string(before.row) +
+         ",\"sm_count\":" + std::to_string(before.sm_count) + "}";
 }
 
 // What a C++ function makes of Python objects, its exceptions as Python's.
@@ -239,9 +242,9 @@ PyObject* py_explain(PyObject*, PyObject* args) {
 PyObject* py_simt_configure(PyObject*, PyObject* args) {
   const char *order, *skip;
   unsigned long long seed;
-  int row;
-  if (!PyArg_ParseTuple(args, "sKsi", &order, &seed, &skip, &row)) return nullptr;
-  return text([&] { return configure(order, seed, skip, row); });
+  int row, sm_count;
+  if (!PyArg_ParseTuple(args, "sKsii", &order, &seed, &skip, &row, &sm_count)) return nullptr;
+  return text([&] { return configure(order, seed, skip, row, sm_count); });
 }
 
 PyObject* py_simt_probe(PyObject*, PyObject* args) {
@@ -349,7 +352,7 @@ PyMethodDef methods[] = {
      "strict=False, workspace=-1, a_bs=0, b_bs=0) -> JSON: the choice and all its candidates; "
      "workspace: the bytes of it that there is memory for, -1 for any."},
     {"simt_configure", py_simt_configure, METH_VARARGS,
-     "simt_configure(order, seed, skip, row) -> the settings before, as JSON."},
+     "simt_configure(order, seed, skip, row, sm_count) -> the settings before, as JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,
      "Every barrier, commit and wait that the host flavour has run, as JSON."},
     {"simt_forget_sites", py_simt_forget_sites, METH_NOARGS,

@@ -46,6 +46,32 @@ __device__ __forceinline__ void atomic_max(uint32_t* p, uint32_t x) {
 #endif
 }
 
+// ---- Signals between the blocks of a grid: a launch that is `in_order` begins blocks in the order
+// of their numbers, so that a block may wait for those before it ----
+
+// One more at this flag. What the thread has done, and what it knows others of its block to have
+// done by a barrier, comes before it.
+__device__ __forceinline__ void signal(uint32_t* flag,
+                                       [[maybe_unused]] simt::Site site = simt::here()) {
+#ifdef __CUDACC__
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(flag) : "memory");
+#else
+  simt::signal(flag, site);
+#endif
+}
+
+// Until the flag has had so many. By one thread: a barrier tells the others.
+__device__ __forceinline__ void wait_for_signals(const uint32_t* flag, uint32_t count,
+                                                 [[maybe_unused]] simt::Site site = simt::here()) {
+#ifdef __CUDACC__
+  uint32_t come;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(flag) : "memory");
+  while (come < count);
+#else
+  simt::wait_for_signals(flag, count, site);
+#endif
+}
+
 // gmem -> smem past the registers (sm_80): kBytes of 4, 8 or 16, both ends aligned to it.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(Smem smem, const float* gmem) {

@@ -2,6 +2,8 @@
 // threads (host/simt_host.h).
 #pragma once
 
+#include <algorithm>
+
 #include "xgemm/stage.h"
 
 #ifdef __CUDACC__
@@ -57,12 +59,15 @@ namespace xgemm {
 
 // A launch's shape. `smem` is dynamic shared memory in bytes, beyond what XGEMM_SHARED declares;
 // `cluster` is a thread block cluster's (1: none). A `dependent` launch may begin when the one
-// before it in the stream says so: its kernel calls wait_for_launch_before().
+// before it in the stream says so: its kernel calls wait_for_launch_before(). In one that is
+// `in_order` blocks may wait for signals (ptx.h) of blocks before them; a GPU begins blocks so
+// anyway.
 struct LaunchConfig {
   dim3 grid, block;
   size_t smem = 0;
   unsigned cluster = 1;
   bool dependent = false;
+  bool in_order = false;
 };
 
 // The only way to start a kernel, the same for both flavours. What stages share and is not compiled
@@ -107,7 +112,8 @@ void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& con
   LaunchAttributes attributes(config, context.stream);
   simt::check(cudaLaunchKernelEx(&attributes.config, kernel, args...), "launch");
 #else
-  simt::launch(kernel, config.grid, config.block, config.smem, config.cluster, args...);
+  simt::launch(kernel, config.grid, config.block, config.smem, config.cluster, config.in_order,
+               args...);
   static_cast<void>(context);
 #endif
 }
@@ -115,7 +121,8 @@ void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& con
 // How many clusters of such a launch run at a time on a GPU: not all of its multiprocessors need
 // have a partner. The first GPU's answer stands for those like it.
 template <auto kKernel>
-int clusters_at_a_time([[maybe_unused]] const LaunchConfig& config) {
+int clusters_at_a_time([[maybe_unused]] const LaunchConfig& config,
+                       [[maybe_unused]] const Device& device) {
 #ifdef __CUDACC__
   static const int count = [&] {
     allow_shared_memory(reinterpret_cast<const void*>(kKernel), config.smem);
@@ -126,7 +133,7 @@ int clusters_at_a_time([[maybe_unused]] const LaunchConfig& config) {
   }();
   return count;
 #else
-  return 1;
+  return std::max(1, device.sm_count / static_cast<int>(config.cluster));
 #endif
 }
 

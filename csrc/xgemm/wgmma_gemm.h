@@ -244,7 +244,8 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
   void (*const kernel)(WgmmaJob) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>;
   int64_t room = context.device.sm_count;
   if constexpr (T.cluster > 1)
-    room = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config);
+    room = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config,
+                                                                                context.device);
   config.grid.x *= static_cast<unsigned>(std::min(tiles, room));
   launch(kernel, config, context, job);
 }

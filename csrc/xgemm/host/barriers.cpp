@@ -16,7 +16,7 @@ void cluster_sync(Site at) {
   Fiber& f = running->fibers[running->self];
   f.wait = Wait::cluster;
   f.at = at;
-  const unsigned meeting = m.cluster_meeting;
+  const unsigned meeting = m.here->meeting;
   meeting_arrive(m.sanitizer, meeting);
   to_scheduler();
   meeting_leave(m.sanitizer, meeting);

@@ -16,7 +16,17 @@ namespace xgemm::simt {
 
 struct Recorder;
 
-enum class Wait : uint8_t { nothing, barrier, warp, named, cluster, mbarrier, warpgroup, finished };
+enum class Wait : uint8_t {
+  nothing,
+  barrier,
+  warp,
+  named,
+  cluster,
+  mbarrier,
+  warpgroup,
+  signals,
+  finished
+};
 
 struct Copy {              // one cp.async that has been issued and not waited for
   char* smem;
@@ -67,6 +77,8 @@ struct Fiber {
   int parity = 0;                           // ... until its phase of this parity has ended
   int named = 0;                            // the named barrier that it waits at
   uint64_t fence_phase = 0;                 // of its last fence_for_wgmma
+  const uint32_t* flag = nullptr;           // at which it waits, ...
+  uint32_t signals = 0;                     // ... until there have been so many
   std::vector<std::vector<Wgmma>> wgmma_groups;
   std::vector<Wgmma> wgmma_open;
   std::vector<Accumulators> accumulators;   // in flight
@@ -119,7 +131,7 @@ struct MbarrierState {
   unsigned init_agent = 0;  // who has made it, and when
   uint64_t init_time = 0, init_phase = 0;
   Clock coming, done;  // of those who have arrived in this phase, in those before
-  Clock remote;  // of those who have arrived from other blocks
+  Times remote;  // of those who have arrived from other blocks
   unsigned meeting = 0, last_meeting = 0;  // this phase's and the last one's number
   Site site;  // of the last arrival from another block
 };

@@ -1,5 +1,6 @@
 // What tests and users set and ask: settings, the sites that have run, a stage under watch.
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <set>
 
@@ -52,6 +53,7 @@ void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, co
   context.workspace_bytes = workspace_of(stage, g, context);
   std::vector<Chunk> workspace((context.workspace_bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
   context.workspace = workspace.data();
+  std::memset(context.workspace, 0xff, workspace.size() * sizeof(Chunk));  // NaN
   std::vector<Operand>& watched = machine().operands;
   watched = operands(stage, g, context);
   try {
@@ -66,7 +68,7 @@ void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, co
 }  // namespace
 
 void run_watched(const Stage& stage, const Gemm& g, void* packed_b) {
-  const Device device{};
+  const Device device{.sm_count = settings().sm_count};
   require(stage, g, device);
   int row = forced_row(stage, device);
   if (row < 0) row = Selector({&stage, 1}).row(stage, g, device);

@@ -1,9 +1,10 @@
-// What runs a cluster of blocks, mostly of one, on one OS thread: stacks, arenas and their cells,
-// the state of a launch.
+// What runs clusters of blocks, mostly one block at a time, on one OS thread: stacks, arenas and
+// their cells, the state of a launch.
 #pragma once
 
 #include <sys/mman.h>
 
+#include <map>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -26,37 +27,19 @@ struct TmaCopy {             // a box on its way into one block
   Site at;
 };
 
-// What lasts from launch to launch on one OS thread: stacks, arenas and their cells.
-struct Machine {
+// Room for a cluster. What it is made of lasts from launch to launch.
+struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;  // as many as a cluster has had so far
-  unsigned cluster = 1;                        // how many of them run
-  std::vector<Operand> operands;               // of this launch
   Clocks clocks;
-  std::vector<TmaCopy> copies;                 // on their way, oldest first
+  std::vector<TmaCopy> copies;  // on their way, oldest first
+  unsigned meeting = 0;         // the number of its next one
+  bool ended = true;
   char* stacks = nullptr;
   size_t stack_count = 0;
-  void* scheduler_sp = nullptr;
-  SanitizerContext sanitizer;
-  uint64_t phase = 0;
-  unsigned meetings = 0;         // of some threads, otherwise than in __syncthreads, so far
-  unsigned cluster_meeting = 0;  // the number of the cluster's next one
-  bool released = false;         // some have just met
-  std::mt19937_64 random;
-  const void* arguments = nullptr;
-  void (*thread)(const void*) = nullptr;
-  Recorder* recorder = nullptr;  // of this launch; null: nobody asks
-  std::string skip;              // settings().skip
-  struct Seen {
-    Sync kind;
-    Site site;
-    bool skipped;
-  };
-  std::vector<Seen> seen;        // of this launch
 
-  Machine() {
-    seen.reserve(256);           // it is not to grow on a fiber, which a sanitizer may watch
-  }
-  ~Machine() {
+  Cluster() = default;
+  Cluster(const Cluster&) = delete;
+  ~Cluster() {
     for (const auto& b : blocks) {
       munmap(b->arena, kArena);
       munmap(b->cells, kArena / 4 * sizeof(Cell));
@@ -90,6 +73,36 @@ struct Machine {
   }
 };
 
+// What lasts from launch to launch on one OS thread.
+struct Machine {
+  std::vector<std::unique_ptr<Cluster>> rooms;  // one, but for launches with signals
+  Cluster* here = nullptr;                      // whose turn it is
+  unsigned cluster = 1;                         // blocks of each
+  bool in_order = false;                        // this launch's clusters begin so
+  std::vector<Operand> operands;                // of this launch
+  std::map<const uint32_t*, std::map<unsigned, Times>> signals;  // what each flag tells
+  void* scheduler_sp = nullptr;
+  SanitizerContext sanitizer;
+  uint64_t phase = 0;
+  unsigned meetings = 0;         // of some threads, otherwise than in __syncthreads, so far
+  bool released = false;         // some have just met
+  std::mt19937_64 random;
+  const void* arguments = nullptr;
+  void (*thread)(const void*) = nullptr;
+  Recorder* recorder = nullptr;  // of this launch; null: nobody asks
+  std::string skip;              // settings().skip
+  struct Seen {
+    Sync kind;
+    Site site;
+    bool skipped;
+  };
+  std::vector<Seen> seen;        // of this launch
+
+  Machine() {
+    seen.reserve(256);           // it is not to grow on a fiber, which a sanitizer may watch
+  }
+};
+
 Machine& machine();      // this OS thread's
 void add_site(Sync kind, const Site& site);   // to what sites() lists
 bool skips(Sync kind, const Site& site);  // whether it is to be left out; adds it to the sites
@@ -108,6 +121,8 @@ void mbarrier_complete(Block& b, const Mbarrier* bar, int64_t bytes);
 std::string mbarrier_wait_name(const Block& b, const Fiber& f);
 // Lets some copies land for which a thread waits; false if there is none.
 bool land_copies(Machine& m, Order how);
+// Lets those go on who wait for signals that have come; false if there is none.
+bool pass_signals(Machine& m);
 // Ends the block that runs with an error when what is on its way into it has not landed.
 void expect_nothing_on_its_way();
 bool same(const Site& x, const Site& y);

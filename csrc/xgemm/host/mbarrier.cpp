@@ -14,14 +14,14 @@ Block& peer(unsigned rank, const char* what, const Site& at) {
     fail(std::string(what) + ": " + thread_name(running->self) + " means block " +
          std::to_string(rank) + " at " + place(at) + ", the cluster has " +
          std::to_string(m.cluster));
-  return *m.blocks[rank];
+  return *m.here->blocks[rank];
 }
 
 void end_phase(Block& b, MbarrierState& bar) {
   ++bar.phase;
   bar.pending = bar.count;
   join(bar.done, bar.coming);
-  bar.coming.clear();
+  bar.coming = {};
   bar.last_meeting = bar.meeting;
   bar.meeting = machine().meetings++;
   for (Fiber& f : b.fibers)
@@ -42,10 +42,10 @@ void arrive(Block& b, MbarrierState& bar, int64_t bytes, const Site& at) {
          place(at));
   --bar.pending;
   const unsigned agent = running->agent(running->self);
-  m.clocks.release(agent, bar.coming);
+  m.here->clocks.release(agent, bar.coming);
   if (&b != running) {
-    bar.remote.resize(m.clocks.known.size());
-    bar.remote[agent] = m.clocks.now - 1;
+    bar.remote.resize(m.here->clocks.known.size());
+    bar.remote[agent] = m.here->clocks.now - 1;
     bar.site = at;
   }
   meeting_arrive(m.sanitizer, bar.meeting);
@@ -81,12 +81,12 @@ std::string mbarrier_wait_name(const Block& b, const Fiber& f) {
 }
 
 void mbarrier_complete(Block& b, const Mbarrier* at, int64_t bytes) {
-  Clocks& clocks = machine().clocks;
+  Clocks& clocks = machine().here->clocks;
   for (MbarrierState& bar : b.mbarriers) {
     if (bar.at != at) continue;
     bar.bytes -= bytes;
-    join(bar.coming, Clock(clocks.known.size()));
-    bar.coming[Clocks::kTma] = ++clocks.now;
+    bar.coming.own.resize(clocks.known.size());
+    bar.coming.own[Clocks::kTma] = ++clocks.now;
     if (bar.pending == 0 && bar.bytes == 0) end_phase(b, bar);
   }
 }
@@ -154,7 +154,7 @@ void mbarrier_wait(Mbarrier* at, int parity, Site site) {
     const Hidden hidden;
     MbarrierState& bar = mbarrier_of(b, at, "a wait", site);
     if (static_cast<int>(bar.phase % 2) == parity) return false;
-    m.clocks.acquire(b.agent(b.self), bar.done);
+    m.here->clocks.acquire(b.agent(b.self), bar.done);
     if (bar.phase > 0) meeting_leave(m.sanitizer, bar.last_meeting);
     return true;
   };

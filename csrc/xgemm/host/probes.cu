@@ -239,6 +239,7 @@ std::vector<ProbeName> probes() {
   std::vector<ProbeName> names;
   for (const Probe& p : all_probes()) names.push_back({p.name, !p.right});
   for (const ProbeName& p : product_probes()) names.push_back(p);
+  for (const ProbeName& p : signal_probes()) names.push_back(p);
   return names;
 }
 
@@ -264,7 +265,7 @@ void probe(const std::string& name) {
         throw std::logic_error("the probe " + name + " is wrong");
     return;
   }
-  if (run_product_probe(name)) return;
+  if (run_product_probe(name) || run_signal_probe(name)) return;
   throw std::invalid_argument("xgemm simt: no probe named '" + name + "'");
 }
 

@@ -22,6 +22,10 @@ struct Probe {
 
 std::span<const Probe> warp_probes();  // probes_warp.cu
 
+// probes_signals.cu; false where there is none of that name.
+std::vector<ProbeName> signal_probes();
+bool run_signal_probe(const std::string& name);
+
 // probes_hopper.cu; false where there is none of that name.
 std::vector<ProbeName> product_probes();
 bool run_product_probe(const std::string& name);

@@ -17,6 +17,7 @@ struct Settings {
   std::string skip;  // "05_smem_tiled.cu:31": what orders threads or copies there does
                      // nothing, as if it had been deleted
   int row = -1;  // of the tile table of a stage called by its name, in both flavours
+  int sm_count = 132;  // of the device that the host flavour stands for
 };
 
 Settings settings();
@@ -26,8 +27,8 @@ void configure(const Settings&);
 // the stage has no such row, or the device no room for it.
 int forced_row(const Stage& stage, const Device& device);
 
-// What orders the accesses of threads, copies and wgmmas, and can be left out for a test. An expect
-// is left out with its arrival.
+// What orders the accesses of threads, copies, wgmmas and blocks, and can be left out for a test.
+// An expect is left out with its arrival.
 enum class Sync : uint8_t {
   barrier,
   warp_barrier,
@@ -40,12 +41,14 @@ enum class Sync : uint8_t {
   mbarrier_wait,
   wgmma_fence,
   wgmma_commit,
-  wgmma_wait
+  wgmma_wait,
+  signal,
+  signal_wait
 };
 constexpr const char* kSync[] = {
-    "barrier",       "warp barrier",    "commit",          "wait",
-    "named barrier", "cluster barrier", "mbarrier expect", "mbarrier arrival",
-    "mbarrier wait", "wgmma fence",     "wgmma commit",    "wgmma wait"};
+    "barrier",         "warp barrier",    "commit",           "wait",          "named barrier",
+    "cluster barrier", "mbarrier expect", "mbarrier arrival", "mbarrier wait", "wgmma fence",
+    "wgmma commit",    "wgmma wait",      "signal",           "signal wait"};
 struct SyncSite {
   Sync kind;
   std::string place;  // "file.cu:line"

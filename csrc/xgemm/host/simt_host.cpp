@@ -47,7 +47,8 @@ void fiber_main() {
   leave_fiber(m.sanitizer, f, &m.scheduler_sp);
 }
 
-void order(std::vector<unsigned>& items, Order how, std::mt19937_64& random) {
+template <class Item>
+void order(std::vector<Item>& items, Order how, std::mt19937_64& random) {
   if (how == Order::reverse) std::reverse(items.begin(), items.end());
   if (how == Order::random) std::shuffle(items.begin(), items.end(), random);
 }
@@ -61,6 +62,9 @@ std::string where(const Block& b, const Fiber& f) {
   if (f.wait == Wait::cluster) in = "for the cluster ";
   if (f.wait == Wait::warpgroup) in = "in wgmma_wait ";
   if (f.wait == Wait::mbarrier) in = mbarrier_wait_name(b, f) + " ";
+  if (f.wait == Wait::signals)
+    in = "for " + std::to_string(f.signals) + " signals of which " + std::to_string(*f.flag) +
+         " have come ";
   return in + "at " + place(f.at);
 }
 
@@ -107,7 +111,7 @@ void pass(Block& b) {
   for (Fiber& f : b.fibers)
     if (f.wait != Wait::finished) f.wait = Wait::nothing;
   b.phase = ++machine().phase;
-  b.since = ++machine().clocks.now;
+  b.since = ++machine().here->clocks.now;
   ++b.passed;
 }
 
@@ -131,7 +135,7 @@ bool pass_cluster_barrier(Machine& m) {
   bool some = false;
   std::vector<unsigned> agents;
   for (unsigned r = 0; r < m.cluster; ++r) {
-    const Block& b = *m.blocks[r];
+    const Block& b = *m.here->blocks[r];
     for (unsigned t = 0; t < b.threads; ++t) {
       if (b.fibers[t].wait != Wait::cluster && b.fibers[t].wait != Wait::finished) return false;
       some = some || b.fibers[t].wait == Wait::cluster;
@@ -139,17 +143,27 @@ bool pass_cluster_barrier(Machine& m) {
     }
   }
   if (!some) return false;
-  m.clocks.meet(agents);
-  for (unsigned r = 0; r < m.cluster; ++r) pass(*m.blocks[r]);
-  m.cluster_meeting = m.meetings++;
+  m.here->clocks.meet(agents);
+  for (unsigned r = 0; r < m.cluster; ++r) pass(*m.here->blocks[r]);
+  m.here->meeting = m.meetings++;
   return true;
 }
 
-void deadlock(Machine& m, Block& b) {
+bool awaits_signals(const Machine& m) {
+  for (unsigned r = 0; r < m.cluster; ++r)
+    for (const Fiber& f : m.here->blocks[r]->fibers)
+      if (f.wait == Wait::signals) return true;
+  return false;
+}
+
+void deadlock(Machine& m) {
+  unsigned rank = 0;
+  while (all_wait(*m.here->blocks[rank], Wait::finished)) ++rank;
+  Block& b = *m.here->blocks[rank];
   std::string text = waiting(b);
   for (unsigned r = 0; r < m.cluster; ++r)
     if (r != b.rank)
-      text += "; of block " + std::to_string(r) + " of the cluster: " + waiting(*m.blocks[r]);
+      text += "; of block " + std::to_string(r) + " of the cluster: " + waiting(*m.here->blocks[r]);
   for (unsigned t = 0; t < b.threads; ++t)
     if (b.fibers[t].wait == Wait::warp) {
       b.error = "deadlock: lanes of a warp don't meet: " + text + "; in warp " +
@@ -158,21 +172,27 @@ void deadlock(Machine& m, Block& b) {
     }
   const bool barrier = std::any_of(b.fibers.begin(), b.fibers.end(),
                                    [](const Fiber& f) { return f.wait == Wait::barrier; });
-  b.error = std::string("deadlock: ") + (barrier ? "threads of a block don't meet: " : "") + text;
+  b.error = std::string("deadlock: ") +
+            (awaits_signals(m) ? "no block that must have begun signals: "
+             : barrier         ? "threads of a block don't meet: "
+                               : "") +
+            text;
 }
 
 // All threads have stopped. Lets those go on who can: of each block at its barrier, all at that of
-// the cluster, those who wait for a copy; or the cluster is in trouble.
-void release(Machine& m, Order how) {
+// the cluster, those who wait for signals or a copy; false where the cluster waits for others. Or
+// it is in trouble.
+bool release(Machine& m, Order how) {
   bool passed = false;
   for (unsigned r = 0; r < m.cluster; ++r)
-    if (all_wait(*m.blocks[r], Wait::barrier)) {
-      pass_barrier(*m.blocks[r]);
+    if (all_wait(*m.here->blocks[r], Wait::barrier)) {
+      pass_barrier(*m.here->blocks[r]);
       passed = true;
     }
-  if (passed || pass_cluster_barrier(m) || land_copies(m, how)) return;
-  for (unsigned r = 0; r < m.cluster; ++r)
-    if (!all_wait(*m.blocks[r], Wait::finished)) return deadlock(m, *m.blocks[r]);
+  if (passed || pass_cluster_barrier(m) || pass_signals(m) || land_copies(m, how)) return true;
+  if (awaits_signals(m)) return false;
+  deadlock(m);
+  return true;
 }
 
 void begin_block(Machine& m, Block& b) {
@@ -181,7 +201,7 @@ void begin_block(Machine& m, Block& b) {
   b.quiet = false;
   b.error.clear();
   b.phase = b.first_phase = ++m.phase;
-  b.since = ++m.clocks.now;
+  b.since = ++m.here->clocks.now;
   b.passed = b.finished = 0;
   b.clocks = nullptr;
   b.mbarriers.clear();
@@ -198,49 +218,60 @@ void begin_block(Machine& m, Block& b) {
     f.wgmma_groups.clear();
     f.accumulators.clear();
     f.tiles = 0;
-    f.stack = m.stacks + (b.rank * b.threads + t) * kStack;
+    f.stack = m.here->stacks + (b.rank * b.threads + t) * kStack;
     prepare_fiber(f, &fiber_main);
   }
 }
 
+// Of the cluster whose turn it is.
 bool failed(const Machine& m) {
-  return std::any_of(m.blocks.begin(), m.blocks.begin() + m.cluster,
+  return std::any_of(m.here->blocks.begin(), m.here->blocks.begin() + m.cluster,
                      [](const auto& b) { return !b->error.empty(); });
 }
 
-void run_cluster(Machine& m, Order how) {
+void begin_cluster(Machine& m) {
   block_begins(m.sanitizer);
-  m.copies.clear();
-  m.cluster_meeting = m.meetings++;
-  const unsigned threads = m.blocks[0]->threads;
-  for (unsigned r = 0; r < m.cluster; ++r) begin_block(m, *m.blocks[r]);
-  if (m.cluster > 1) use_clocks();
+  m.here->ended = false;
+  m.here->copies.clear();
+  m.here->meeting = m.meetings++;
+  for (unsigned r = 0; r < m.cluster; ++r) begin_block(m, *m.here->blocks[r]);
+  if (m.cluster > 1 || m.in_order) use_clocks();
+}
+
+// Until the cluster has ended or failed, or waits for signals of others; whether it has done
+// anything.
+bool run_cluster(Machine& m, Order how) {
+  const unsigned threads = m.here->blocks[0]->threads;
   std::vector<unsigned> turn(m.cluster * threads);
   std::iota(turn.begin(), turn.end(), 0u);
+  bool some = false;
   for (;;) {
     do {
       m.released = false;
       order(turn, how, m.random);
       for (unsigned t : turn) {
-        Block& b = *m.blocks[t / threads];
+        Block& b = *m.here->blocks[t / threads];
         Fiber& f = b.fibers[t % threads];
         if (f.wait != Wait::nothing) continue;
+        some = true;
         b.self = t % threads;
         running = &b;
         switch_to_fiber(m.sanitizer, f, &m.scheduler_sp);
         running = nullptr;
-        if (!b.error.empty()) return;
+        if (!b.error.empty()) return true;
       }
     } while (m.released);   // who has had a turn may go on
     bool finished = true;
     for (unsigned r = 0; r < m.cluster; ++r)
-      finished = finished && m.blocks[r]->finished == threads;
+      finished = finished && m.here->blocks[r]->finished == threads;
     if (finished) break;
-    release(m, how);
-    if (failed(m)) return;
+    if (!release(m, how)) return some;
+    if (failed(m)) return true;
   }
   for (unsigned r = 0; r < m.cluster; ++r)
-    if (Block& b = *m.blocks[r]; b.recording) b.recording->block_ends(b);
+    if (Block& b = *m.here->blocks[r]; b.recording) b.recording->block_ends(b);
+  m.here->ended = true;
+  return true;
 }
 
 dim3 unravel(unsigned i, dim3 d) { return {i % d.x, i / d.x % d.y, i / d.x / d.y}; }
@@ -254,10 +285,11 @@ Machine& machine() {
 
 Clocks& use_clocks() {
   Machine& m = machine();
-  if (m.blocks[0]->clocks) return m.clocks;
-  m.clocks.start(m.cluster * m.blocks[0]->warp_count());
-  for (unsigned r = 0; r < m.cluster; ++r) m.blocks[r]->clocks = &m.clocks;
-  return m.clocks;
+  if (m.here->blocks[0]->clocks) return m.here->clocks;
+  const Block& first = *m.here->blocks[0];
+  m.here->clocks.start(first.linear / m.cluster, m.cluster * first.warp_count());
+  for (unsigned r = 0; r < m.cluster; ++r) m.here->blocks[r]->clocks = &m.here->clocks;
+  return m.here->clocks;
 }
 
 bool same(const Site& x, const Site& y) {
@@ -307,8 +339,57 @@ void barrier(Site at) {
   barrier_leave(m.sanitizer, b.rank, passed);
 }
 
-void run_grid(dim3 grid, dim3 dims, size_t smem, unsigned cluster, void (*thread)(const void*),
-              const void* arguments, size_t argument_bytes) {
+namespace {
+
+// How many clusters take turns: one where threads run in forward order, so that a wait for a block
+// which need not have begun is found.
+size_t rooms_for(Machine& m, Order how) {
+  constexpr size_t kRooms = 4;
+  if (!m.in_order || how == Order::forward) return 1;
+  return how == Order::reverse ? kRooms : 1 + m.random() % kRooms;
+}
+
+// Runs what has begun, in turns, and begins what there is room for, until all have ended or one has
+// failed, which then is the one whose turn it is.
+void run_clusters(Machine& m, const std::vector<unsigned>& clusters, size_t rooms, Order how) {
+  size_t next = 0;
+  for (;;) {
+    bool some = false;
+    std::vector<Cluster*> here;
+    for (size_t r = 0; r < rooms; ++r) {
+      m.here = m.rooms[r].get();
+      if (m.here->ended && next < clusters.size()) {
+        for (unsigned rank = 0; rank < m.cluster; ++rank) {
+          Block& b = *m.here->blocks[rank];
+          b.linear = clusters[next] * m.cluster + rank;
+          b.index = unravel(b.linear, b.grid);
+        }
+        ++next;
+        begin_cluster(m);
+      }
+      if (!m.here->ended) here.push_back(m.here);
+    }
+    if (here.empty()) return;
+    std::sort(here.begin(), here.end(), [](const Cluster* x, const Cluster* y) {
+      return x->blocks[0]->linear < y->blocks[0]->linear;
+    });
+    Cluster* const first = here.front();
+    order(here, how, m.random);
+    for (Cluster* c : here) {
+      m.here = c;
+      some |= run_cluster(m, how);
+      if (failed(m)) return;
+    }
+    if (some) continue;
+    m.here = first;
+    return deadlock(m);
+  }
+}
+
+}  // namespace
+
+void run_grid(dim3 grid, dim3 dims, size_t smem, unsigned cluster, bool in_order,
+              void (*thread)(const void*), const void* arguments, size_t argument_bytes) {
   if (running) throw std::logic_error("xgemm simt: a kernel launches a kernel");
   Machine& m = machine();
   // An order that is always the same for whoever looks at what happens in it.
@@ -319,47 +400,51 @@ void run_grid(dim3 grid, dim3 dims, size_t smem, unsigned cluster, void (*thread
   if (cluster == 0 || cluster > kMostBlocks || grid.x % cluster)
     throw std::invalid_argument(
         "xgemm simt: a cluster has 1 to 16 blocks, and grid.x is a multiple");
-  m.grow(cluster * threads);
+  std::vector<unsigned> clusters(static_cast<size_t>(grid.x) * grid.y * grid.z / cluster);
+  std::iota(clusters.begin(), clusters.end(), 0u);
+  m.random.seed(s.seed);
   m.cluster = cluster;
-  while (m.blocks.size() < cluster) m.blocks.push_back(Machine::make_block());
-  for (unsigned r = 0; r < cluster; ++r) {
-    Block& b = *m.blocks[r];
-    for (size_t t = threads; t < b.fibers.size(); ++t) discard_fiber(b.fibers[t]);
-    b.fibers.resize(threads);
-    b.grid = grid;
-    b.dims = dims;
-    b.threads = threads;
-    b.rank = r;
-    b.dynamic_smem = smem;
-    b.arguments = static_cast<const char*>(arguments);
-    b.argument_bytes = argument_bytes;
-    b.operands = &m.operands;
-    b.stacks = m.stacks;
-    b.stack_bytes = m.stack_count * kStack;
+  m.in_order = in_order;
+  if (!in_order) order(clusters, s.order, m.random);
+  const size_t rooms = std::min(rooms_for(m, s.order), clusters.size());
+  while (m.rooms.size() < rooms) m.rooms.push_back(std::make_unique<Cluster>());
+  for (size_t room = 0; room < rooms; ++room) {
+    Cluster& c = *m.rooms[room];
+    c.ended = true;
+    c.grow(cluster * threads);
+    while (c.blocks.size() < cluster) c.blocks.push_back(Cluster::make_block());
+    for (unsigned r = 0; r < cluster; ++r) {
+      Block& b = *c.blocks[r];
+      for (size_t t = threads; t < b.fibers.size(); ++t) discard_fiber(b.fibers[t]);
+      b.fibers.resize(threads);
+      b.grid = grid;
+      b.dims = dims;
+      b.threads = threads;
+      b.rank = r;
+      b.dynamic_smem = smem;
+      b.error.clear();
+      b.arguments = static_cast<const char*>(arguments);
+      b.argument_bytes = argument_bytes;
+      b.operands = &m.operands;
+      b.stacks = c.stacks;
+      b.stack_bytes = c.stack_count * kStack;
+    }
   }
   m.seen.clear();
+  m.signals.clear();
   for (Operand& o : m.operands) std::fill(o.uses.begin(), o.uses.end(), Operand::Use{});
-  m.random.seed(s.seed);
   m.skip = s.skip;
   m.thread = thread;
   m.arguments = arguments;
-  std::vector<unsigned> clusters(static_cast<size_t>(grid.x) * grid.y * grid.z / cluster);
-  std::iota(clusters.begin(), clusters.end(), 0u);
-  order(clusters, s.order, m.random);
   launch_begins(m.sanitizer);
-  for (unsigned c : clusters) {
-    for (unsigned r = 0; r < cluster; ++r) {
-      m.blocks[r]->linear = c * cluster + r;
-      m.blocks[r]->index = unravel(c * cluster + r, grid);
-    }
-    run_cluster(m, s.order);
-    if (failed(m)) break;
-  }
-  if (failed(m))
-    for (unsigned r = 0; r < cluster; ++r) abandon_fibers(m.sanitizer, *m.blocks[r]);
+  run_clusters(m, clusters, rooms, s.order);
+  const bool failure = failed(m);
+  for (size_t room = 0; failure && room < rooms; ++room)
+    if (!m.rooms[room]->ended)
+      for (unsigned r = 0; r < cluster; ++r) abandon_fibers(m.sanitizer, *m.rooms[room]->blocks[r]);
   launch_ends(m.sanitizer);
   for (unsigned r = 0; r < cluster; ++r) {
-    const Block& b = *m.blocks[r];
+    const Block& b = *m.here->blocks[r];
     if (b.error.empty()) continue;
     throw std::runtime_error("xgemm simt: " + b.error + "; block (" + std::to_string(b.index.x) +
                              ", " + std::to_string(b.index.y) + ", " + std::to_string(b.index.z) +

@@ -147,6 +147,10 @@ void copy_wait(int groups_left, Site at);
 // On global memory.
 void atomic_max(uint32_t* p, uint32_t x);
 
+// Between the blocks of a launch that is `in_order`: ptx.h says what they do.
+void signal(uint32_t* flag, Site site);
+void wait_for_signals(const uint32_t* flag, uint32_t count, Site site);
+
 // 16-bit floating point numbers.
 uint16_t to_half(Half type, float value);
 float from_half(Half type, uint16_t x);
@@ -183,9 +187,10 @@ void fence_for_wgmma(Site at);
 void wgmma_commit(Site at);
 void wgmma_wait(int groups_left, Site at);
 
-// Runs every cluster of a grid, one after another, and throws for what went wrong in one.
-void run_grid(dim3 grid, dim3 block, size_t smem, unsigned cluster, void (*thread)(const void*),
-              const void* arguments, size_t argument_bytes);
+// Runs every cluster of a grid, and throws for what went wrong in one: one after another in any
+// order, or, `in_order`, begun in that of their numbers, some of which take turns where they wait.
+void run_grid(dim3 grid, dim3 block, size_t smem, unsigned cluster, bool in_order,
+              void (*thread)(const void*), const void* arguments, size_t argument_bytes);
 
 template <class Kernel, class... P>
 struct Call {
@@ -199,9 +204,9 @@ struct Call {
 
 template <class... P>
 XGEMM_UNWATCHED void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
-                            unsigned cluster, P... arguments) {
+                            unsigned cluster, bool in_order, P... arguments) {
   const Call<void(P...), P...> call{kernel, {arguments...}};
-  run_grid(grid, block, smem, cluster, &Call<void(P...), P...>::run, &call, sizeof call);
+  run_grid(grid, block, smem, cluster, in_order, &Call<void(P...), P...>::run, &call, sizeof call);
 }
 
 }  // namespace xgemm::simt

@@ -78,7 +78,7 @@ void issue(Block& to, const TensorShape& map, char* smem, const Mbarrier* bar, c
          " writes beyond shared memory");
   note_tma(to, smem + offset, bytes, pc);
   std::memset(smem + offset, 0xff, bytes);
-  machine().copies.push_back({map, {c[0], c[1], c[2]}, &to, smem + offset, bar_there, at});
+  machine().here->copies.push_back({map, {c[0], c[1], c[2]}, &to, smem + offset, bar_there, at});
 }
 
 }  // namespace
@@ -107,34 +107,34 @@ void tma_load(void* smem, const TensorShape& map, Mbarrier* bar, int c0, int c1,
       note_global(in.from, static_cast<size_t>(in.last - in.first) * kElement, false, pc);
   if (mask == 0) mask = 1u << b.rank;
   for (unsigned rank = 0; rank < m.cluster; ++rank)
-    if (mask >> rank & 1) issue(*m.blocks[rank], map, to, bar, c, at, pc);
+    if (mask >> rank & 1) issue(*m.here->blocks[rank], map, to, bar, c, at, pc);
 }
 
 bool land_copies(Machine& m, Order how) {
   std::vector<size_t> some;
-  for (size_t i = 0; i < m.copies.size(); ++i)
-    if (awaited(m.copies[i])) some.push_back(i);
+  for (size_t i = 0; i < m.here->copies.size(); ++i)
+    if (awaited(m.here->copies[i])) some.push_back(i);
   if (some.empty()) return false;
   if (how == Order::reverse) std::reverse(some.begin(), some.end());
   if (how == Order::random) std::shuffle(some.begin(), some.end(), m.random);
   some.resize(how == Order::random ? 1 + m.random() % some.size() : 1);
-  for (size_t i : some) land(m.copies[i]);
+  for (size_t i : some) land(m.here->copies[i]);
   std::sort(some.rbegin(), some.rend());
-  for (size_t i : some) m.copies.erase(m.copies.begin() + static_cast<ptrdiff_t>(i));
+  for (size_t i : some) m.here->copies.erase(m.here->copies.begin() + static_cast<ptrdiff_t>(i));
   return true;
 }
 
 void expect_nothing_on_its_way() {
   const Machine& m = machine();
   const Block& b = *running;
-  for (const TmaCopy& copy : m.copies)
+  for (const TmaCopy& copy : m.here->copies)
     if (copy.to == &b)
       fail("unfinished copy: the block ends without a wait for its TMA at " + place(copy.at));
   for (const MbarrierState& bar : b.mbarriers)
     for (unsigned agent = 0; agent < bar.remote.size(); ++agent) {
       bool known = bar.remote[agent] == 0;
       for (unsigned t = 0; t < b.threads && !known; t += 32)
-        known = m.clocks.knows(b.agent(t), agent, bar.remote[agent]);
+        known = m.here->clocks.knows(b.agent(t), agent, bar.remote[agent]);
       if (!known)
         fail(
             "mbarrier: the block ends with no barrier of the cluster after the arrival from "

@@ -228,14 +228,17 @@ size_t Operand::slot(int64_t offset) const {
 namespace {
 
 // Whether what a thread of the grid has done to global memory comes before what the running one
-// does. Blocks of different clusters have nothing that orders them, the threads of a warp all.
+// does. Blocks of different clusters have only signals that order them, the threads of a warp all.
 bool before(uint32_t thread, uint64_t then) {
   const Block& b = *running;
   const uint32_t block = thread / b.threads, t = thread % b.threads;
   const unsigned cluster = machine().cluster;
   if (block == b.linear && (then < b.since || t / 32 == b.self / 32)) return true;
-  if (!b.clocks || block / cluster != b.linear / cluster) return false;
-  return b.clocks->knows(b.agent(b.self), machine().blocks[block % cluster]->agent(t), then);
+  if (!b.clocks) return false;
+  const unsigned self = b.agent(b.self), other = machine().here->blocks[block % cluster]->agent(t);
+  return block / cluster == b.linear / cluster
+             ? b.clocks->knows(self, other, then)
+             : b.clocks->knows(self, block / cluster, other, then);
 }
 
 [[noreturn]] void global_race(const Operand& o, bool write, const void* pc, uint32_t thread,
@@ -259,7 +262,7 @@ void note_use(const Operand& o, Operand::Use& use, bool write, const void* pc) {
   if (write && use.reader && use.reader - 1 != self && !before(use.reader - 1, use.read))
     global_race(o, write, pc, use.reader - 1, " read, with no barrier between");
   (write ? use.writer : use.reader) = self + 1;
-  (write ? use.written : use.read) = machine().clocks.now;
+  (write ? use.written : use.read) = machine().here->clocks.now;
 }
 
 }  // namespace

@@ -243,7 +243,7 @@ void wgmma_wait(int groups_left, Site at) {
       expect_same_work(b, first);
       while (f.wgmma_groups.size() > static_cast<size_t>(groups_left)) perform_group(b, first);
       // Whichever thread goes on has what all have read behind it.
-      m.clocks.meet(
+      m.here->clocks.meet(
           {b.agent(first), b.agent(first + 32), b.agent(first + 64), b.agent(first + 96)});
       for (unsigned t = first; t < first + kThreads; ++t) b.fibers[t].wait = Wait::nothing;
       m.released = true;
