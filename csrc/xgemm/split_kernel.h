@@ -336,13 +336,21 @@ constexpr int split_blocks(int strip, int items) {
   return strip == 8 || (strip && items > 2) ? 2 : strip || items > 2 ? 3 : 4;
 }
 
+// Words that a kernel after this one is to find zero.
+struct Clear {
+  uint32_t* words = nullptr;
+  int count = 0;
+};
+
 template <Half kType, int kThreads, int kItems, int kStrip, int kCluster>
 __global__ void __launch_bounds__(kSplitThreads, split_blocks(kStrip, kItems))
-    split_kernel(const SplitJob a, const SplitJob b, const Verdict* asked) {
+    split_kernel(const SplitJob a, const SplitJob b, const Verdict* asked, const Clear clear) {
   constexpr Scheme S = scheme_of(kType);
   wait_for_launch_before();
   let_next_launch_begin();
   if (asked && !is_wide(*asked)) return;
+  if (blockIdx.x == 0)
+    for (int i = threadIdx.x; i < clear.count; i += kSplitThreads) clear.words[i] = 0;
   const bool first = blockIdx.x < a.grid;
   const SplitJob job = first ? a : b;
   const int64_t block = first ? blockIdx.x : blockIdx.x - a.grid;
@@ -353,14 +361,14 @@ __global__ void __launch_bounds__(kSplitThreads, split_blocks(kStrip, kItems))
 }
 
 // Enqueues the split of A and, if it is not kept, of B. It tells the verdict `tells`, cleared
-// before, or happens only if the verdict `asks` is wide. kCluster: blocks that share a strip of a
-// deep operand, 1 where there are no clusters (below sm_90).
+// before, or happens only if the verdict `asks` is wide. It clears `clear`, too. kCluster: blocks
+// that share a strip of a deep operand, 1 where there are no clusters (below sm_90).
 template <Scheme S, int kCluster>
 void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict* tells = nullptr,
-           const Verdict* asks = nullptr) {
+           const Verdict* asks = nullptr, Clear clear = {}) {
   const bool a_along_k = g.m == 0 || along_k(g.a, g.m, g.k);
   const bool b_along_k = plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k);
-  void (*kernel)(SplitJob, SplitJob, const Verdict*) = nullptr;
+  void (*kernel)(SplitJob, SplitJob, const Verdict*, Clear) = nullptr;
   SplitShape shape{};
   const auto take = [&]<int kThreads, int kItems, int kStrip, int kBlocks>() {
     if (a_along_k && b_along_k) {
@@ -399,7 +407,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
           .smem = shape.strip ? sizeof(float) * kStripFloats : 0,
           .cluster = static_cast<unsigned>(shape.cluster),
           .dependent = kCluster > 1},
-         context, a, b, asks);
+         context, a, b, asks, clear);
 }
 
 inline size_t packed_bytes(const Gemm& g) { return plan_packed(g, nullptr).bytes; }

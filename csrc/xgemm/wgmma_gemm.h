@@ -8,8 +8,13 @@
 //   Q  all the other products, smaller by 2^8 and more, whose truncation errors are as small;
 //      added to C at the end of a segment of K.
 // The products of Q run while P is added to C, so that the tensor cores never wait.
+//
+// The grid is persistent: each cluster takes tile after tile, and of the last ones a share along K
+// (relay.h). What is handed over then are sums C. Where K is cut depends on the problem and on how
+// many clusters run at a time, and bits with it, but never on time.
 #pragma once
 
+#include "xgemm/relay.h"
 #include "xgemm/split_kernel.h"
 #include "xgemm/unscale.h"
 
@@ -47,6 +52,9 @@ struct WgmmaJob {
   Parts a_parts, b_parts;
   When when = When::always;
   const Verdict* verdict = nullptr;
+  Relay relay;
+  float* sums = nullptr;  // [block][warpgroup][element / 4][thread][4]
+  uint32_t* flags = nullptr;  // [block][warpgroup], cleared by the split
 };
 
 // Bytes of a row of a stage that lie together: fp16's hi and lo in one row of 128, bf16's parts one
@@ -116,6 +124,44 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, int64_t z, const
   epilogue.store(sum);
 }
 
+// Leaves the sums of `group` of a block for the owner of their tile, which is block `owner`.
+template <Tile T>
+__device__ __forceinline__ void hand_over(const WgmmaJob& job, uint32_t owner, int group,
+                                          const float (&sum)[64]) {
+  constexpr int kMath = T.BM / 64;
+  const int thread = threadIdx.x % kWarpgroup;
+  float* const to =
+      job.sums + (static_cast<int64_t>(blockIdx.x * kMath + group) * 16 * kWarpgroup + thread) * 4;
+#pragma unroll
+  for (int e = 0; e < 64; e += 4)
+    store4(to + e * kWarpgroup, make_float4(sum[e], sum[e + 1], sum[e + 2], sum[e + 3]));
+  named_barrier(1 + group, kWarpgroup);
+  if (thread == 0) signal(&job.flags[owner * kMath + group]);
+}
+
+// Adds what `count` clusters before this one have left, the nearest first.
+template <Tile T>
+__device__ __forceinline__ void take_over(const WgmmaJob& job, uint32_t count, int group,
+                                          float (&sum)[64]) {
+  constexpr int kMath = T.BM / 64;
+  const int thread = threadIdx.x % kWarpgroup;
+  if (thread == 0) wait_for_signals(&job.flags[blockIdx.x * kMath + group], count);
+  named_barrier(1 + group, kWarpgroup);
+  const float* from =
+      job.sums + (static_cast<int64_t>(blockIdx.x * kMath + group) * 16 * kWarpgroup + thread) * 4;
+#pragma unroll 1
+  for (; count > 0; --count) {
+    from -= T.cluster * kMath * 64 * kWarpgroup;
+#pragma unroll
+    for (int e = 0; e < 64; e += 4) {
+      float x[4];
+      load4(x, from + e * kWarpgroup);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[e + i] += x[i];
+    }
+  }
+}
+
 // Which stage of the ring is next, and the parity of its phase.
 template <int kBuffers>
 struct RingPlace {
@@ -149,24 +195,24 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   if (job.when != When::always && is_wide(*job.verdict) != (job.when == When::wide)) return;
 
   // A cluster's tiles lie below each other and share their slices of B.
-  const int64_t tiles = tile_count(job.g, T.BM * kCluster, T.BN), all = tiles * job.g.batch;
-  const auto origin = [&](int64_t tile) {
-    Origin o =
-        raster(static_cast<uint32_t>(tile), job.g.m, job.g.n, T.BM * kCluster, T.BN, T.group);
+  const auto tiles = static_cast<uint32_t>(tile_count(job.g, T.BM * kCluster, T.BN));
+  const auto origin = [&](uint32_t tile) {
+    Origin o = raster(tile % tiles, job.g.m, job.g.n, T.BM * kCluster, T.BN, T.group);
     o.i += rank * T.BM;
     return o;
   };
-  const int blocks = static_cast<int>(job.a_parts.blocks);
+  const uint32_t cluster = blockIdx.x / kCluster;
+  Piece piece;
   RingPlace<kBuffers> at;
   if (group == kMath) {
     if constexpr (kMath > 1) registers_down<40>();
     if (threadIdx.x == kMath * kWarpgroup) {
-      for (int64_t t = blockIdx.x / kCluster; t < all; t += gridDim.x / kCluster) {
-        const int64_t z = t / tiles;
-        const Origin o = origin(t % tiles);
+      for (uint32_t step = 0; job.relay.piece(cluster, step, piece); ++step) {
+        const uint32_t z = piece.tile / tiles;
+        const Origin o = origin(piece.tile);
         const int row = static_cast<int>(job.a_parts.first_row(z) + o.i);
         const int column = static_cast<int>(job.b_parts.first_row(z) + o.j);
-        for (int k = 0; k < blocks; ++k, at.advance()) {
+        for (int k = piece.first; k < piece.last; ++k, at.advance()) {
           mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
           mbarrier_expect(&ring.full[at.stage], (kPartA + kPartB) * S.parts);
           fetch<S, T>(ring, job, at.stage, row, column, k, rank);
@@ -184,12 +230,12 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         mbarrier_arrive(&ring.empty[stage]);
       }
     };
-    for (int64_t t = blockIdx.x / kCluster; t < all; t += gridDim.x / kCluster) {
+    for (uint32_t step = 0; job.relay.piece(cluster, step, piece); ++step) {
 #pragma unroll
       for (int e = 0; e < 64; ++e) sum[e] = 0.f;
-      for (int first = 0; first < blocks; first += S.segment / kSplitK) {
+      for (int first = piece.first; first < piece.last; first += S.segment / kSplitK) {
         const int last =
-            first + S.segment / kSplitK < blocks ? first + S.segment / kSplitK : blocks;
+            first + S.segment / kSplitK < piece.last ? first + S.segment / kSplitK : piece.last;
 #pragma unroll 1
         for (int k = first; k < last; ++k) {
           mbarrier_wait(&ring.full[at.stage], at.parity);
@@ -210,13 +256,40 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
 #pragma unroll
         for (int e = 0; e < 64; ++e) sum[e] = fmaf(rest[e], 1.f / S.lo_scale, sum[e]);
       }
-      store_tile<T>(job, t / tiles, origin(t % tiles), group, sum);
+      if (piece.last < static_cast<int>(job.relay.blocks)) {
+        hand_over<T>(job, job.relay.owner(piece.tile) * kCluster + rank, group, sum);
+        continue;
+      }
+      if (piece.first > 0) take_over<T>(job, cluster - job.relay.starter(piece.tile), group, sum);
+      store_tile<T>(job, piece.tile / tiles, origin(piece.tile), group, sum);
     }
   }
   // A block's shared memory is to outlive what the other of the cluster sends there.
   if constexpr (kCluster > 1) cluster_sync();
 }
 
+// Where sums are handed over, in a workspace of `bytes` of which the split has the first `used`.
+struct RelayRoom {
+  float* sums = nullptr;
+  Clear flags;
+  size_t bytes = 0;
+};
+inline RelayRoom place_relay(const Tile& t, const Gemm& g, size_t used, const Context& context) {
+  const int64_t clusters = std::max(1, context.device.sm_count / t.cluster);
+  const int64_t room =
+      t.cluster * relay_room(tile_count(g, t.BM * t.cluster, t.BN) * g.batch,
+                             std::max<int64_t>(1, ceil_div(g.k, kSplitK)), clusters);
+  Layout all{context.workspace, used};
+  RelayRoom r;
+  r.sums = static_cast<float*>(all.place(static_cast<size_t>(room * t.BM * t.BN) * sizeof(float)));
+  r.flags.count = static_cast<int>(room * t.BM / 64);
+  r.flags.words =
+      static_cast<uint32_t*>(all.place(static_cast<size_t>(r.flags.count) * sizeof(uint32_t)));
+  r.bytes = all.bytes;
+  return r;
+}
+
+// The split of the same problem has cleared place_relay's flags.
 template <Scheme S, Tile T>
 void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
                   When when = When::always) {
@@ -228,25 +301,29 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
                             .stride = {static_cast<uint64_t>(p.row_bytes(S.parts)), kRow},
                             .box = {kRow / 2, static_cast<uint32_t>(box), 1}});
   };
-  const WgmmaJob job{.g = g,
-                     .a = map(plan.a, T.BM),
-                     .b = map(plan.b, T.BN / T.cluster),
-                     .a_parts = plan.a,
-                     .b_parts = plan.b,
-                     .when = when,
-                     .verdict = plan.verdict};
-  const int64_t tiles = tile_count(g, T.BM * T.cluster, T.BN) * g.batch;
+  WgmmaJob job{.g = g,
+               .a = map(plan.a, T.BM),
+               .b = map(plan.b, T.BN / T.cluster),
+               .a_parts = plan.a,
+               .b_parts = plan.b,
+               .when = when,
+               .verdict = plan.verdict};
   LaunchConfig config{.grid = dim3(static_cast<unsigned>(T.cluster)),
                       .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
                       .smem = sizeof(WgmmaRing<S, T>),
                       .cluster = static_cast<unsigned>(T.cluster),
                       .dependent = true};
   void (*const kernel)(WgmmaJob) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>;
-  int64_t room = context.device.sm_count;
+  int clusters = context.device.sm_count;
   if constexpr (T.cluster > 1)
-    room = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config,
-                                                                                context.device);
-  config.grid.x *= static_cast<unsigned>(std::min(tiles, room));
+    clusters = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config,
+                                                                                    context.device);
+  job.relay = plan_relay(tile_count(g, T.BM * T.cluster, T.BN) * g.batch, plan.a.blocks, clusters);
+  const RelayRoom room = place_relay(T, g, plan.bytes, context);
+  job.sums = room.sums;
+  job.flags = room.flags.words;
+  config.grid.x *= job.relay.clusters;
+  config.in_order = job.relay.shared() > 0;
   launch(kernel, config, context, job);
 }
 

@@ -42,8 +42,12 @@ SplitPlan plan_for(const Gemm& g, const Context& context, void* workspace) {
                              : plan_split(g, kFp16x3.parts, workspace, context.packed_b);
 }
 
+// Of the two products one happens, and hands sums over behind what the split needs.
 size_t workspace(const Gemm& g, const Context& context) {
-  return plan_for(g, context, nullptr).bytes;
+  const SplitPlan plan = plan_for(g, context, nullptr);
+  const size_t bytes = place_relay(kTiles[context.row], g, plan.bytes, context).bytes;
+  return decides(g, context) ? std::max(bytes, place_relay(kWide, g, plan.bytes, context).bytes)
+                             : bytes;
 }
 
 __global__ void __launch_bounds__(32) begin(Verdict* verdict, const Verdict* packed) {
@@ -58,8 +62,9 @@ void run(const Gemm& g, const Context& context) {
       launch_wgmma<kFp16x3, kTiles[2]>};
   static_assert(std::size(kernels) == std::size(kTiles));
   const SplitPlan plan = plan_for(g, context, context.workspace);
+  const Clear flags = place_relay(kTiles[context.row], g, plan.bytes, context).flags;
   if (!decides(g, context)) {
-    split<kFp16x3, kCluster>(g, plan, context);
+    split<kFp16x3, kCluster>(g, plan, context, nullptr, nullptr, flags);
     return kernels[context.row](g, plan, context, When::always);
   }
   SplitPlan narrow = plan;
@@ -71,9 +76,10 @@ void run(const Gemm& g, const Context& context) {
   }
   launch(begin, {.grid = dim3(1), .block = dim3(32), .dependent = true}, context, plan.verdict,
          packed);
-  split<kFp16x3, kCluster>(g, narrow, context, plan.verdict);
+  split<kFp16x3, kCluster>(g, narrow, context, plan.verdict, nullptr, flags);
   kernels[context.row](g, narrow, context, When::narrow);
-  split<kBf16x6, kCluster>(g, plan, context, nullptr, plan.verdict);
+  split<kBf16x6, kCluster>(g, plan, context, nullptr, plan.verdict,
+                           place_relay(kWide, g, plan.bytes, context).flags);
   launch_wgmma<kBf16x6, kWide>(g, plan, context, When::wide);
 }
 

@@ -16,13 +16,17 @@ constexpr Tile kTiles[] = {
 };
 constexpr int kCluster = 8;  // of the split
 
-size_t workspace(const Gemm& g, const Context&) {
-  return plan_split(g, kBf16x6.parts, nullptr).bytes;
+RelayRoom relay(const Gemm& g, const SplitPlan& plan, const Context& context) {
+  return place_relay(kTiles[context.row], g, plan.bytes, context);
+}
+
+size_t workspace(const Gemm& g, const Context& context) {
+  return relay(g, plan_split(g, kBf16x6.parts, nullptr), context).bytes;
 }
 
 void run(const Gemm& g, const Context& context) {
   const SplitPlan plan = plan_split(g, kBf16x6.parts, context.workspace);
-  split<kBf16x6, kCluster>(g, plan, context);
+  split<kBf16x6, kCluster>(g, plan, context, nullptr, nullptr, relay(g, plan, context).flags);
   constexpr void (*kernels[])(const Gemm&, const SplitPlan&, const Context&, When) = {
       launch_wgmma<kBf16x6, kTiles[0]>, launch_wgmma<kBf16x6, kTiles[1]>,
       launch_wgmma<kBf16x6, kTiles[2]>};
