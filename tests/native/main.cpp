@@ -422,6 +422,7 @@ int run_all() {
     test_tensor_maps();
     test_select();
     test_split();
+    test_relay();
     test_rows();
   }
   test_registry();

@@ -51,9 +51,10 @@ void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, co
     char bytes[512];
   };
   context.workspace_bytes = workspace_of(stage, g, context);
-  std::vector<Chunk> workspace((context.workspace_bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
+  Chunk nan;
+  std::memset(&nan, 0xff, sizeof nan);
+  std::vector<Chunk> workspace((context.workspace_bytes + sizeof(Chunk) - 1) / sizeof(Chunk), nan);
   context.workspace = workspace.data();
-  std::memset(context.workspace, 0xff, workspace.size() * sizeof(Chunk));  // NaN
   std::vector<Operand>& watched = machine().operands;
   watched = operands(stage, g, context);
   try {

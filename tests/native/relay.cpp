@@ -1,0 +1,106 @@
+// How tiles are shared out along K: the pure functions of relay.h, walked exhaustively.
+#include "xgemm/relay.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+namespace xgemm {
+namespace {
+
+// What is wrong with the walks of all clusters, in words; nothing: "".
+std::string fault_of(const Relay& r) {
+  std::vector<std::vector<int64_t>> by(r.tiles, std::vector<int64_t>(r.blocks, -1));
+  const int blocks = static_cast<int>(r.blocks);
+  for (uint32_t c = 0; c < r.clusters; ++c) {
+    Piece p;
+    uint32_t step = 0, gave = 0, owned = 0;
+    for (; r.piece(c, step, p); ++step) {
+      if (p.tile >= r.tiles || p.first < 0 || p.first >= p.last || p.last > blocks)
+        return "a piece that there is not";
+      for (int k = p.first; k < p.last; ++k) {
+        int64_t& who = by[p.tile][static_cast<size_t>(k)];
+        if (who >= 0) return "a slice twice";
+        who = c;
+      }
+      if (owned) return "work after a wait";
+      if (p.last < blocks) {
+        if (step != r.rounds) return "sums handed over late";
+        ++gave;
+        if (r.owner(p.tile) <= c || r.owner(p.tile) >= r.clusters) return "an owner before";
+      } else if (p.first > 0) {
+        ++owned;
+        if (r.owner(p.tile) != c) return "another owner";
+      }
+      if (p.tile >= r.whole && p.first == 0 && r.starter(p.tile) != c) return "another starter";
+    }
+    if (gave > 1) return "two sums handed over";
+    if (r.piece(c, step + 1, p)) return "a piece after the last";
+  }
+  for (uint32_t t = 0; t < r.tiles; ++t) {
+    for (int64_t who : by[t])
+      if (who < 0) return "a slice left out";
+    // Owners add what those from the starter to themselves have left: one part each.
+    std::vector<int64_t> parts = by[t];
+    parts.erase(std::unique(parts.begin(), parts.end()), parts.end());
+    if (!std::is_sorted(parts.begin(), parts.end()) ||
+        parts.back() - parts.front() + 1 != static_cast<int64_t>(parts.size()))
+      return "parts of clusters that are not neighbours";
+  }
+  return "";
+}
+
+int64_t longest(const Relay& r) {
+  int64_t most = 0;
+  for (uint32_t c = 0; c < r.clusters; ++c) {
+    Piece p;
+    int64_t sum = 0;
+    for (uint32_t step = 0; r.piece(c, step, p); ++step) sum += p.last - p.first;
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+void test_walks() {
+  int shared = 0;
+  for (int64_t clusters = 1; clusters <= 14; ++clusters)
+    for (int64_t tiles = 1; tiles <= 44; ++tiles)
+      for (int64_t blocks : {1, 2, 5, 6, 7, 8, 15, 16, 31, 64, 100, 333}) {
+        const Relay r = plan_relay(tiles, blocks, clusters);
+        const auto name = [&] {
+          return std::to_string(tiles) + " tiles of " + std::to_string(blocks) + " slices among " +
+                 std::to_string(clusters) + " clusters: ";
+        };
+        const std::string fault = fault_of(r);
+        expect(fault.empty(), name() + fault);
+        expect(r.clusters <= clusters, name() + "more clusters than there are");
+        for (int64_t most = clusters; r.shared() && most <= clusters + 20; ++most)
+          expect(r.clusters <= relay_room(tiles, blocks, most), name() + "no room");
+        const int64_t alone = ceil_div(tiles, clusters) * blocks;
+        expect(r.shared() ? longest(r) + kHandOver < alone : longest(r) == alone,
+               name() + "no gain");
+        shared += r.shared() > 0;
+      }
+  expect(shared > 1000, "some tiles are shared out");
+}
+
+void test_deep_products() {
+  const Relay r = plan_relay(1, int64_t{1} << 15, 132);
+  expect(r.clusters == 132 && r.share == 249, "all clusters share a tile");
+  const Relay few = plan_relay(1, 64, 132);
+  expect(few.clusters == 8 && few.share == 8, "a share of 8 slices at least");
+  const Relay far = plan_relay(1, int64_t{1} << 40, 132);
+  expect(far.shared() == 0, "a product that cannot be counted in 31 bits");
+}
+
+}  // namespace
+
+void test_relay() {
+  test_walks();
+  test_deep_products();
+}
+
+}  // namespace xgemm
