@@ -239,6 +239,10 @@ def test_a_right_kernel_needs_all_its_sites(probe, site, order):
     _C.simt_probe(probe)
 
 
+# Of multiprocessors: few enough that a deep product is shared out among clusters of two, too.
+FEW = 6
+
+
 def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str]]:
     """K and layouts with which a stage comes to all its sites.
 
@@ -260,7 +264,7 @@ def came_to():
             a, b, flags = problems.operands(70, 40, *way)
             for row in range(len(stage.tiles)):
                 _C.simt_forget_sites()
-                with simt.configure(row=row):
+                with simt.configure(row=row, sm_count=FEW):
                     xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
                 for site in simt.sites():
                     found.setdefault(site, []).append((stage.name, row, way))
@@ -320,11 +324,11 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
         for data in ("normal", "wide"):
             a, b, flags = problems.operands(70, 40, *way, data=data)
             try:
-                with simt.configure(skip=site, order=order, row=row):
+                with simt.configure(skip=site, order=order, row=row, sm_count=FEW):
                     xgemm_torch.sgemm(a, b, kernel=name, **flags)
             except RuntimeError as error:
                 errors.append(str(error))
-            with simt.configure(row=row):
+            with simt.configure(row=row, sm_count=FEW):
                 xgemm_torch.sgemm(a, b, kernel=name, **flags)  # and is right again with it
             if errors:
                 break
