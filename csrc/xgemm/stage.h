@@ -38,7 +38,9 @@ struct Stage {
   std::vector<Tile> tiles;
   int min_sm = 0;              // least compute capability, and ...
   int max_sm = 0;  // ... the greatest, for code of one architecture family; 0: no limit
-  bool strict = true;  // computes the k-ordered fmaf chain, bit for bit
+  // Computes the k-ordered fmaf chain, bit for bit. The others' bits are a function of the problem
+  // and, where they share out work among multiprocessors, of how many there are; never of time.
+  bool strict = true;
   // What stands for the products of floats in this problem, in words. Null: they do themselves.
   const char* (*scheme)(const Gemm&, const Context&) = nullptr;
 
