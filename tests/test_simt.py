@@ -43,6 +43,9 @@ FAULTS = {
     "copy_left_behind": "unfinished copy: .* ends without a wait for its cp.async at",
     "copy_out_of_bounds": "out of bounds: .* reads global memory outside every operand",
     "missing_barrier_after_wait": "race on shared memory|uninitialised",
+    "arrival_before_the_copy": "unfinished copy: .* reads at .* has not waited for|race on shared",
+    "arrival_without_wait": "unfinished copy: .* reads at .* has not waited for|uninitialised|race",
+    "arrival_left_behind": "unfinished copy: the block ends without a wait for its cp.async at",
     "lane_outside_its_mask": "mask: .* __shfl_sync at .* with mask 0x0000ffff, which leaves out",
     "lane_never_comes": "deadlock: .* wait in __shfl_sync at .*; in warp 1 lane 5 waits at ",
     "lane_has_exited": "deadlock: .* wait in __shfl_down_sync at .*; in warp 0 lane 5 has exited",
@@ -103,6 +106,7 @@ FAULTS = {
 RIGHT = [
     "none",
     "zero_fill",
+    "copies_that_arrive",
     "pipeline",
     "warp_exchange",
     "warp_copy",
@@ -298,8 +302,8 @@ def test_every_site_is_needed(site, layout, order):
     """The mutation test: a stage without one of its barriers, commits or waits is caught."""
     file = site.split(":")[0]
     stage = next(stage for stage in xgemm_torch.stages() if stage.file == file)
-    copies = any(SITES[s] == "wait" for s in SITES if s.startswith(file))
-    a, b, flags = problems.operands(70, 40, depth(stage) if copies else 45, layout)
+    ring = any(SITES[s] in ("wait", "mbarrier wait") for s in SITES if s.startswith(file))
+    a, b, flags = problems.operands(70, 40, depth(stage) if ring else 45, layout)
     for row in range(len(stage.tiles)):
         with simt.configure(skip=site, order=order, row=row):
             with pytest.raises(RuntimeError, match=CAUGHT) as error:

@@ -58,6 +58,17 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier* bar,
 #endif
 }
 
+// Arrives once every cp.async that this thread has issued so far has landed; the thread goes on.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(
+    Mbarrier* bar, [[maybe_unused]] simt::Site site = simt::here()) {
+#ifdef __CUDACC__
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar))
+               : "memory");
+#else
+  simt::mbarrier_arrive_after_copies(bar, site);
+#endif
+}
+
 // Arrives at the mbarrier that lies where `bar` does, in block `rank` of the cluster. This orders
 // what wgmma and TMA do; plain accesses of the two blocks it does not (with .release.cluster it
 // would, by a fence of the whole GPU: a third of the main loop's speed).
@@ -120,6 +131,14 @@ __device__ __forceinline__ void cluster_sync([[maybe_unused]] simt::Site site = 
 // ---- TMA: a box of a tensor (tensor_map.h) into shared memory, by one thread; it has landed when
 // the phase of `bar` that expects its bytes has ended. What lies outside the tensor is zero and
 // counts as bytes ----
+
+// Between what threads have stored in shared memory, by cp.async too, and a TMA of the calling
+// thread that overwrites it.
+__device__ __forceinline__ void fence_before_tma() {
+#ifdef __CUDACC__
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 
 __device__ __forceinline__ void tma_load(void* smem, const TensorMap& map, Mbarrier* bar, int c0,
                                          int c1, int c2,

@@ -22,12 +22,14 @@ TensorMap make_tensor_map(const TensorShape& s) {
   }();
   TensorMap map;
   const cuuint32_t every[3] = {1, 1, 1};
-  const bool narrow = s.box[0] == 32;
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(s.data), s.size, s.stride,
-             s.box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const bool floats = s.element == 4;
+  const CUresult status = encode(
+      &map, floats ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16, 3,
+      const_cast<void*>(s.data), s.size, s.stride, s.box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      floats           ? CU_TENSOR_MAP_SWIZZLE_NONE
+      : s.box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                       : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw std::runtime_error("xgemm: cuTensorMapEncodeTiled: error " + std::to_string(status));
   return map;

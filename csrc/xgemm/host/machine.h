@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -18,20 +19,21 @@
 
 namespace xgemm::simt {
 
-struct TmaCopy {             // a box on its way into one block
-  TensorShape map;
-  int c[3];
+// What is on its way into a block and lands by itself, when every thread waits: a box of TMA, or a
+// thread's cp.asyncs, for which an arrival at an mbarrier waits.
+struct Landing {
   Block* to;
-  char* smem;
-  const Mbarrier* bar;       // the one there
+  const Mbarrier* bar;         // the one there
+  const char* what;            // in words
   Site at;
+  std::function<void()> land;
 };
 
 // Room for a cluster. What it is made of lasts from launch to launch.
 struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;  // as many as a cluster has had so far
   Clocks clocks;
-  std::vector<TmaCopy> copies;  // on their way, oldest first
+  std::vector<Landing> copies;  // on their way, oldest first
   unsigned meeting = 0;         // the number of its next one
   bool ended = true;
   char* stacks = nullptr;
@@ -119,6 +121,11 @@ MbarrierState& mbarrier_of(Block& b, const Mbarrier* bar, const char* what, cons
 void mbarrier_complete(Block& b, const Mbarrier* bar, int64_t bytes);
 // What a waiting thread waits for, in words.
 std::string mbarrier_wait_name(const Block& b, const Fiber& f);
+// A thread's cp.asyncs have landed, by the scheduler, and arrive; `known` is what it knew when it
+// asked for that.
+void mbarrier_arrive_landed(Block& b, const Mbarrier* bar, const Clock& known, const Site& at);
+// A cp.async lands, by the scheduler.
+void land(const Block& b, const Copy& c);
 // Lets some copies land for which a thread waits; false if there is none.
 bool land_copies(Machine& m, Order how);
 // Lets those go on who wait for signals that have come; false if there is none.

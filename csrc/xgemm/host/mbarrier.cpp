@@ -91,6 +91,20 @@ void mbarrier_complete(Block& b, const Mbarrier* at, int64_t bytes) {
   }
 }
 
+void mbarrier_arrive_landed(Block& b, const Mbarrier* at, const Clock& known, const Site& site) {
+  for (MbarrierState& bar : b.mbarriers) {
+    if (bar.at != at) continue;
+    if (bar.pending == 0) {
+      b.error = "mbarrier: the arrival after copies at " + place(site) +
+                " comes in a phase that has had all its " + std::to_string(bar.count) + " arrivals";
+      return;
+    }
+    join(bar.coming, known);
+    --bar.pending;
+    if (bar.pending == 0 && bar.bytes == 0) end_phase(b, bar);
+  }
+}
+
 void mbarrier_init(Mbarrier* at, int arrivals) {
   const void* pc = __builtin_return_address(0);
   const Quiet quiet;
@@ -124,6 +138,26 @@ void mbarrier_arrive(Mbarrier* at, Site site) {
   const Hidden hidden;
   if (skips(Sync::mbarrier_arrival, site)) return;
   arrive(*running, mbarrier_of(*running, at, "an arrival", site), 0, site);
+}
+
+void mbarrier_arrive_after_copies(Mbarrier* at, Site site) {
+  const Quiet quiet;
+  const Hidden hidden;
+  if (skips(Sync::mbarrier_arrival, site)) return;
+  Machine& m = machine();
+  Block& b = *running;
+  Fiber& f = b.fibers[b.self];
+  meeting_arrive(m.sanitizer, mbarrier_of(b, at, "an arrival", site).meeting);
+  std::vector<Copy> copies = std::move(f.open);
+  f.open.clear();
+  for (const auto& group : f.groups) copies.insert(copies.begin(), group.begin(), group.end());
+  f.groups.clear();
+  Clock known;
+  m.clocks.release(b.agent(b.self), known);
+  m.copies.push_back({&b, at, "cp.async", site, [&b, at, site, copies, known] {
+                        for (const Copy& c : copies) land(b, c);
+                        mbarrier_arrive_landed(b, at, known, site);
+                      }});
 }
 
 void mbarrier_arrive_at(Mbarrier* at, unsigned rank, Site site) {

@@ -5,7 +5,7 @@
 
 #include "xgemm/host/probes.h"
 #include "xgemm/launch.h"
-#include "xgemm/ptx.h"
+#include "xgemm/ptx_hopper.h"
 
 namespace xgemm::simt {
 namespace {
@@ -130,6 +130,24 @@ __global__ void copy_out_of_bounds(const Gemm g) {
   g.store(0, threadIdx.x, S[threadIdx.x]);
 }
 
+// Copies that arrive at an mbarrier by themselves.
+enum class Arrival { none, before_the_copy, without_wait, left_behind };
+template <Arrival kFault>
+__global__ void copies_that_arrive(const Gemm g) {
+  XGEMM_SHARED(S, float[kThreads]);
+  XGEMM_SHARED(landed, Mbarrier);
+  if (threadIdx.x == 0) {
+    xgemm::mbarrier_init(&landed, kThreads);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  for (const bool copies : {kFault != Arrival::before_the_copy, kFault == Arrival::before_the_copy})
+    if (copies) copy_late(&S[threadIdx.x], g.a.ptr(0, threadIdx.x));
+    else mbarrier_arrive_after_copies(&landed);
+  if (kFault <= Arrival::before_the_copy) mbarrier_wait(&landed, 0);
+  g.store(0, threadIdx.x, kFault == Arrival::left_behind ? 0.f : S[kThreads - 1 - threadIdx.x]);
+}
+
 // Three buffers, two slices in flight. Past the last slice groups are empty, so that the count of
 // the wait stays right.
 constexpr int kSlices = 9, kBuffers = 3;
@@ -194,6 +212,8 @@ constexpr Probe kProbes[] = {
        return sum;
      }},
     {"zero_fill", zero_fill, 1, kThreads, [](int i) { return i % 2 ? float(i) : 0.f; }},
+    {"copies_that_arrive", copies_that_arrive<Arrival::none>, 1, kThreads,
+     [](int i) { return kThreads - 1.f - i; }},
     {"race", race},
     {"race_of_writers", race_of_writers},
     {"deadlock", deadlock},
@@ -214,6 +234,9 @@ constexpr Probe kProbes[] = {
     {"copy_left_behind", copy_left_behind},
     {"copy_out_of_bounds", copy_out_of_bounds},
     {"missing_barrier_after_wait", missing_barrier_after_wait},
+    {"arrival_before_the_copy", copies_that_arrive<Arrival::before_the_copy>},
+    {"arrival_without_wait", copies_that_arrive<Arrival::without_wait>},
+    {"arrival_left_behind", copies_that_arrive<Arrival::left_behind>},
 };
 
 const Probe* probe_to_run;

@@ -7,17 +7,20 @@
 namespace xgemm::simt {
 namespace {
 
-void set_pending(const char* p, size_t bytes, uint64_t since) {
-  const auto offset = static_cast<size_t>(p - running->arena);
-  for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i)
-    running->cells[i].pending_phase = since;
+void set_pending(const Block& b, const char* p, size_t bytes, uint64_t since) {
+  const auto offset = static_cast<size_t>(p - b.arena);
+  for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) b.cells[i].pending_phase = since;
 }
 
-void finish(Copy& c) {
-  set_pending(c.smem, static_cast<size_t>(c.bytes), 0);
-  note_shared(c.smem, static_cast<size_t>(c.bytes), true, c.pc);
+void move(const Copy& c) {
   std::memcpy(c.smem, c.gmem, static_cast<size_t>(c.source_bytes));
   std::memset(c.smem + c.source_bytes, 0, static_cast<size_t>(c.bytes - c.source_bytes));
+}
+
+void finish(const Copy& c) {
+  set_pending(*running, c.smem, static_cast<size_t>(c.bytes), 0);
+  note_shared(c.smem, static_cast<size_t>(c.bytes), true, c.pc);
+  move(c);
 }
 
 }  // namespace
@@ -43,6 +46,12 @@ void* array_at(const void* site, size_t bytes, const char* name, size_t alignmen
 }
 
 }  // namespace
+
+// Who reads it must know of the issue; what came between that and this was caught as unfinished.
+void land(const Block& b, const Copy& c) {
+  set_pending(b, c.smem, static_cast<size_t>(c.bytes), 0);
+  move(c);
+}
 
 void* shared_array(const void* site, size_t bytes, const char* name) {
   const Quiet quiet;
@@ -85,7 +94,7 @@ void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes) {
           .p = static_cast<const char*>(smem),
           .source = source_bytes ? static_cast<const char*>(gmem) : nullptr});
   note_shared(static_cast<char*>(smem), static_cast<size_t>(bytes), true, pc);
-  set_pending(static_cast<char*>(smem), static_cast<size_t>(bytes), running->phase);
+  set_pending(*running, static_cast<char*>(smem), static_cast<size_t>(bytes), running->phase);
   if (source_bytes)
     note_global(static_cast<const char*>(gmem), static_cast<size_t>(source_bytes), false, pc);
   std::memset(smem, 0xff, static_cast<size_t>(bytes));
@@ -107,7 +116,7 @@ void copy_wait(int groups_left, Site at) {
   Fiber& f = running->fibers[running->self];
   int bytes = 0;
   while (f.groups.size() > static_cast<size_t>(groups_left)) {
-    for (Copy& c : f.groups.front()) {
+    for (const Copy& c : f.groups.front()) {
       finish(c);
       bytes += c.bytes;
     }

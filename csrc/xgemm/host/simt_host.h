@@ -163,6 +163,7 @@ void mma(Half type, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
 void mbarrier_init(Mbarrier* bar, int arrivals);
 void mbarrier_expect(Mbarrier* bar, int bytes, Site at);
 void mbarrier_arrive(Mbarrier* bar, Site at);
+void mbarrier_arrive_after_copies(Mbarrier* bar, Site at);
 void mbarrier_arrive_at(Mbarrier* bar, unsigned rank, Site at);
 void mbarrier_wait(Mbarrier* bar, int parity, Site at);
 

@@ -1,4 +1,6 @@
-// TMA: boxes of a tensor into shared memory, landing as late as can be: when every thread waits.
+// TMA: boxes of a tensor into shared memory. They and all else that lands by itself do so as late
+// as can be: when every thread waits.
+#include <algorithm>
 #include <numeric>
 
 #include "xgemm/host/machine.h"
@@ -7,9 +9,9 @@
 namespace xgemm::simt {
 namespace {
 
-constexpr uint32_t kElement = 2;  // bytes
-
-uint32_t row_bytes(const TensorShape& map) { return map.box[0] * kElement; }
+uint32_t row_bytes(const TensorShape& map) { return map.box[0] * map.element; }
+bool is_swizzled(const TensorShape& map) { return map.element == 2; }
+ptrdiff_t alignment(const TensorShape& map) { return is_swizzled(map) ? 1024 : 128; }
 uint32_t rows(const TensorShape& map) { return map.box[1] * map.box[2]; }
 int64_t box_bytes(const TensorShape& map) { return int64_t{row_bytes(map)} * rows(map); }
 
@@ -30,36 +32,45 @@ Inside inside(const TensorShape& map, const int (&c)[3], uint32_t row) {
   if (first >= last) return {};
   return {first, last,
           static_cast<const char*>(map.data) + c2 * static_cast<int64_t>(map.stride[1]) +
-              c1 * static_cast<int64_t>(map.stride[0]) + (c[0] + first) * kElement};
+              c1 * static_cast<int64_t>(map.stride[0]) + (c[0] + first) * map.element};
 }
 
 // Where a byte of a box goes: 16-byte chunks trade places within 1024 or 512 bytes, by bits of the
 // address.
-size_t swizzled(size_t offset, uint32_t row) {
-  return row == 128 ? offset ^ (offset >> 3 & 0x70) : offset ^ (offset >> 3 & 0x30);
+size_t place_of(const TensorShape& map, size_t offset) {
+  if (!is_swizzled(map)) return offset;
+  return row_bytes(map) == 128 ? offset ^ (offset >> 3 & 0x70) : offset ^ (offset >> 3 & 0x30);
 }
 
-void land(const TmaCopy& copy) {
-  const uint32_t bytes = row_bytes(copy.map);
-  const auto at = static_cast<size_t>(copy.smem - copy.to->arena);
+struct Box {
+  TensorShape map;
+  int c[3];
+};
+
+void land(const Box& box, Block& to, char* smem, const Mbarrier* bar) {
+  const uint32_t bytes = row_bytes(box.map);
+  const auto at = static_cast<size_t>(smem - to.arena);
   std::vector<char> line(bytes);
-  for (uint32_t r = 0; r < rows(copy.map); ++r) {
+  for (uint32_t r = 0; r < rows(box.map); ++r) {
     std::fill(line.begin(), line.end(), char{0});
-    if (const Inside in = inside(copy.map, copy.c, r); in.from)
-      std::memcpy(line.data() + in.first * kElement, in.from,
-                  static_cast<size_t>(in.last - in.first) * kElement);
+    if (const Inside in = inside(box.map, box.c, r); in.from)
+      std::memcpy(line.data() + in.first * box.map.element, in.from,
+                  static_cast<size_t>(in.last - in.first) * box.map.element);
     for (size_t x = 0; x < bytes; x += 16)
-      std::memcpy(copy.to->arena + swizzled(at + size_t{r} * bytes + x, bytes), line.data() + x,
-                  16);
+      std::memcpy(to.arena + place_of(box.map, at + size_t{r} * bytes + x), line.data() + x, 16);
   }
-  note_landed(*copy.to, copy.smem, static_cast<size_t>(box_bytes(copy.map)));
-  mbarrier_complete(*copy.to, copy.bar, box_bytes(copy.map));
+  note_landed(to, smem, static_cast<size_t>(box_bytes(box.map)));
+  mbarrier_complete(to, bar, box_bytes(box.map));
 }
 
-bool awaited(const TmaCopy& copy) {
-  return std::any_of(copy.to->fibers.begin(), copy.to->fibers.end(), [&](const Fiber& f) {
-    return f.wait == Wait::mbarrier && f.mbarrier == copy.bar;
-  });
+// The mbarriers for which threads wait.
+std::vector<const Mbarrier*> awaited(const Machine& m) {
+  std::vector<const Mbarrier*> some;
+  for (unsigned r = 0; r < m.cluster; ++r)
+    for (const Fiber& f : m.here->blocks[r]->fibers)
+      if (f.wait == Wait::mbarrier && std::find(some.begin(), some.end(), f.mbarrier) == some.end())
+        some.push_back(f.mbarrier);
+  return some;
 }
 
 void issue(Block& to, const TensorShape& map, char* smem, const Mbarrier* bar, const int (&c)[3],
@@ -78,7 +89,10 @@ void issue(Block& to, const TensorShape& map, char* smem, const Mbarrier* bar, c
          " writes beyond shared memory");
   note_tma(to, smem + offset, bytes, pc);
   std::memset(smem + offset, 0xff, bytes);
-  machine().here->copies.push_back({map, {c[0], c[1], c[2]}, &to, smem + offset, bar_there, at});
+  const Box box{map, {c[0], c[1], c[2]}};
+  machine().here->copies.push_back({&to, bar_there, "TMA", at, [box, &to, smem, offset, bar_there] {
+                                land(box, to, smem + offset, bar_there);
+                              }});
 }
 
 }  // namespace
@@ -94,31 +108,32 @@ void tma_load(void* smem, const TensorShape& map, Mbarrier* bar, int c0, int c1,
   if (static_cast<size_t>(to - b.arena) >= kArena)
     fail("out of bounds: the TMA of " + thread_name(b.self) + " at " + place(at) +
          " does not write to its block's shared memory");
-  if ((to - b.arena) % 1024)
+  if (const ptrdiff_t past = (to - b.arena) % alignment(map))
     fail("misaligned: the TMA of " + thread_name(b.self) + " at " + place(at) +
-         " writes to a place that is " + std::to_string((to - b.arena) % 1024) +
-         " past a multiple of 1024");
+         " writes to a place that is " + std::to_string(past) + " past a multiple of " +
+         std::to_string(alignment(map)));
   if (mask >> m.cluster)
     fail("out of bounds: the TMA of " + thread_name(b.self) + " at " + place(at) +
          " writes to more blocks than the cluster's " + std::to_string(m.cluster));
   const int c[3] = {c0, c1, c2};
   for (uint32_t r = 0; r < rows(map); ++r)
     if (const Inside in = inside(map, c, r); in.from)
-      note_global(in.from, static_cast<size_t>(in.last - in.first) * kElement, false, pc);
+      note_global(in.from, static_cast<size_t>(in.last - in.first) * map.element, false, pc);
   if (mask == 0) mask = 1u << b.rank;
   for (unsigned rank = 0; rank < m.cluster; ++rank)
     if (mask >> rank & 1) issue(*m.here->blocks[rank], map, to, bar, c, at, pc);
 }
 
 bool land_copies(Machine& m, Order how) {
+  const std::vector<const Mbarrier*> bars = awaited(m);
   std::vector<size_t> some;
   for (size_t i = 0; i < m.here->copies.size(); ++i)
-    if (awaited(m.here->copies[i])) some.push_back(i);
+    if (std::find(bars.begin(), bars.end(), m.here->copies[i].bar) != bars.end()) some.push_back(i);
   if (some.empty()) return false;
   if (how == Order::reverse) std::reverse(some.begin(), some.end());
   if (how == Order::random) std::shuffle(some.begin(), some.end(), m.random);
   some.resize(how == Order::random ? 1 + m.random() % some.size() : 1);
-  for (size_t i : some) land(m.here->copies[i]);
+  for (size_t i : some) m.here->copies[i].land();
   std::sort(some.rbegin(), some.rend());
   for (size_t i : some) m.here->copies.erase(m.here->copies.begin() + static_cast<ptrdiff_t>(i));
   return true;
@@ -127,9 +142,10 @@ bool land_copies(Machine& m, Order how) {
 void expect_nothing_on_its_way() {
   const Machine& m = machine();
   const Block& b = *running;
-  for (const TmaCopy& copy : m.here->copies)
+  for (const Landing& copy : m.here->copies)
     if (copy.to == &b)
-      fail("unfinished copy: the block ends without a wait for its TMA at " + place(copy.at));
+      fail(std::string("unfinished copy: the block ends without a wait for its ") + copy.what +
+           " at " + place(copy.at));
   for (const MbarrierState& bar : b.mbarriers)
     for (unsigned agent = 0; agent < bar.remote.size(); ++agent) {
       bool known = bar.remote[agent] == 0;
@@ -160,7 +176,8 @@ TensorMap make_tensor_map(const TensorShape& s) {
     expect(stride % 16 == 0 && stride > 0 && stride < uint64_t{1} << 40,
            "with a stride that is no multiple of 16 bytes below 2^40");
   for (uint32_t box : s.box) expect(box > 0 && box <= 256, "with a box that is not 1 to 256 wide");
-  expect(s.box[0] == 32 || s.box[0] == 64, "with rows of a box that are not 64 or 128 bytes");
+  expect(s.element == 4 ? s.box[0] % 4 == 0 : s.box[0] == 32 || s.box[0] == 64,
+         "with rows of a box that are not 64 or 128 bytes, or of floats a multiple of 16");
   return s;
 }
 
