@@ -115,6 +115,7 @@ class Tile(Protocol):
     threads: int
     buffers: int
     min_blocks: int
+    producers: int
     cluster: int
     smem: int
 
@@ -142,9 +143,9 @@ def row_of(f: Function, tiles: Sequence[Tile]) -> int | None:
     return None
 
 
-def threads_of(f: Function, tile: Tile) -> int:
-    """Threads of a kernel's block: those with results, and wgmma's warpgroup that fetches."""
-    return tile.threads + (128 if f.kernel == "wgmma_kernel" else 0)
+def threads_of(tile: Tile) -> int:
+    """Threads of a kernel's block: those with results, and those that fetch."""
+    return tile.threads + tile.producers
 
 
 # What ptxas must not say, for grep -E as well: that it made wgmma wait for each other or changed
@@ -230,7 +231,7 @@ def table(logs: Mapping[str, Iterable[Function]], tiles: Mapping[str, Sequence[T
             number, last = row_of(f, tiles[stem]), ("", "", "")
             if number is not None:
                 tile = tiles[stem][number]
-                threads = threads_of(f, tile)
+                threads = threads_of(tile)
                 blocks = blocks_per_sm(f.sm, threads, f.registers, max(f.smem, tile.smem))
                 limit = LIMITS[max(known for known in LIMITS if known <= f.sm)].threads
                 last = (str(threads), str(blocks), f"{100 * blocks * threads / limit:.0f} %")

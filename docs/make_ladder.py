@@ -119,7 +119,7 @@ def compile_report() -> dict[str, Any]:
             row = ptxas.row_of(f, stage.tiles)
             if f.entry and f.arch == ARCH and row is not None:
                 tile = stage.tiles[row]
-                smem, threads = max(f.smem, tile.smem), ptxas.threads_of(f, tile)
+                smem, threads = max(f.smem, tile.smem), ptxas.threads_of(tile)
                 blocks = ptxas.blocks_per_sm(f.sm, threads, f.registers, smem)
                 rows.setdefault(stage.name, []).append(
                     {
@@ -234,12 +234,13 @@ def counts_section(stage: Stage, before: Stage | None, known: dict[str, Any]) ->
     m, n, k = c["shape"]
     lines = ["## What it asks of the memories", ""]
     if not c["counted"]:
-        return [
-            *lines,
-            "Not counted: TMA moves the parts and wgmma reads them, and no thread asks for either. "
-            "What threads ask for beside them is what the split of the operands needs.",
-            "",
-        ]
+        said = (
+            "Not counted: what lies as its slices do comes by TMA, and no thread asks for that."
+            if stage.strict
+            else "Not counted: TMA moves the parts and wgmma reads them, and no thread asks for "
+            "either. What threads ask for beside them is what the split of the operands needs."
+        )
+        return [*lines, said, ""]
     lines += table(["", *(heading for heading, _, _ in counts.COLUMNS)], rows)
     lines += ["", f"Counted over a product of {m} x {n} x {k}, {c['layout']}. {counts.LEGEND}", ""]
     worse = [line for line in c["lines"] if line["wavefronts"] > line["ideal"]]

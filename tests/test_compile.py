@@ -58,8 +58,8 @@ def test_parser():
 def tile(BM, buffers, cluster, parts, threads):
     smem = buffers * (BM + 128) * 32 * 2 * parts
     return SimpleNamespace(
-        BM=BM, BN=128, BK=32, threads=threads, buffers=buffers, min_blocks=1, cluster=cluster,
-        smem=smem,
+        BM=BM, BN=128, BK=32, threads=threads, buffers=buffers, min_blocks=1, producers=128,
+        cluster=cluster, smem=smem,
     )  # fmt: skip
 
 
@@ -89,8 +89,7 @@ def test_kernels_of_stages_with_several(name, short, row):
     assert f.short_name == short
     assert ptxas.row_of(f, TILES) == row
     if row is not None:
-        fetchers = 128 if f.kernel == "wgmma_kernel" else 0
-        assert ptxas.threads_of(f, TILES[row]) == TILES[row].threads + fetchers
+        assert ptxas.threads_of(TILES[row]) == TILES[row].threads + 128
 
 
 # ptxas 13.0 on a loop that adds to wgmma's sums before their wait, on the same without a fence of
@@ -262,7 +261,7 @@ def test_no_local_memory(stage):
 def test_registers_and_occupancy(stage):
     assert all(0 < f.registers <= 255 for f in kernels(stage))
     for f, tile in kernels_of_rows(stage):
-        threads = ptxas.threads_of(f, tile)
+        threads = ptxas.threads_of(tile)
         assert f.registers * threads * tile.min_blocks <= ptxas.REGISTER_FILE, f
         smem = max(f.smem, tile.smem)
         blocks = ptxas.blocks_per_sm(f.sm, threads, f.registers, smem)

@@ -18,10 +18,11 @@ class Tile:
         BM, BN, BK: the block's tile, in elements of the result's rows and columns and of K.
         WM, WN: a warp's part of it, in elements; 0 where warps have none.
         TM, TN: a thread's part of it, in elements.
-        threads: threads in a block.
+        threads: threads of a block that hold results.
         width: floats that one access to global memory moves.
         buffers: slices of the operands in shared memory at once; 0 where there are none.
         min_blocks: blocks that must fit on a multiprocessor (the kernel's launch bound).
+        producers: threads of a block that hold none, and fetch.
         cluster: blocks that share what they fetch of the second operand; 1 where each has its own.
         group: rows of tiles that are walked together, to stay in the L2 cache.
         smem: shared memory of a block, in bytes.
@@ -40,6 +41,7 @@ class Tile:
     width: int
     buffers: int
     min_blocks: int
+    producers: int
     cluster: int
     group: int
     smem: int

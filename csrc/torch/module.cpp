@@ -49,9 +49,9 @@ std::string json(const Tile& t) {
   s << "{\"BM\":" << t.BM << ",\"BN\":" << t.BN << ",\"BK\":" << t.BK << ",\"WM\":" << t.WM
     << ",\"WN\":" << t.WN << ",\"TM\":" << t.TM << ",\"TN\":" << t.TN
     << ",\"threads\":" << t.threads() << ",\"width\":" << t.width << ",\"buffers\":" << t.buffers
-    << ",\"min_blocks\":" << t.min_blocks << ",\"cluster\":" << t.cluster
-    << ",\"group\":" << t.group << ",\"smem\":" << t.smem() << ",\"rate\":" << number(t.rate)
-    << "}";
+    << ",\"min_blocks\":" << t.min_blocks << ",\"producers\":" << t.producers
+    << ",\"cluster\":" << t.cluster << ",\"group\":" << t.group << ",\"smem\":" << t.smem()
+    << ",\"rate\":" << number(t.rate) << "}";
   return s.str();
 }
 
