@@ -13,12 +13,14 @@ PREDECESSOR = {
     "block_tile_1d": "smem_tiled",
     "vec4_64x64": "micro_4x1_vec4",
     "vec4_128x128": "block_tile_2d",
+    "mma_fp16x3": "cp_async_pipelined",
     "few_rows": "coalesced",
     "wgmma_narrow": "wgmma_bf16x6",
 }
 
 # Headers that hold a stage's kernel, and belong to its code.
 HEADERS = {
+    "tma_specialized": ("fetch.h", "ring.h"),
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
     "few_rows": ("few_rows.h",),
@@ -109,6 +111,22 @@ their way at once; a wait says how many may still be missing. The timeline shows
 copies run: that distance, times the time of a slice, is the latency that is hidden. The copies of a
 slice are dealt out over the products of an earlier one, and the loop that does so has no edge in
 it: slices with an edge have a loop of their own.""",
+    "tma_specialized": """\
+What is left to gain is in the instructions that are not multiply-adds: each takes the place of one.
+So the block is divided. One warpgroup only fetches; it gives most of its registers to the others,
+which only multiply, and find room for larger thread tiles. The two meet at mbarriers, a pair for
+each stage of the ring: `full` ends a phase when all copies of a slice have landed, `empty` when all
+readers are done with it. Nobody waits for the whole block, and a fetch may be slow as long as the
+ring is long enough.
+
+An operand that lies as its slices do, contiguous along m or n, is one box of TMA: a single thread
+asks for a slice of it. One that is contiguous along k must be transposed on its way, which TMA
+cannot do to floats; there `cp.async` still copies them one by one, and arrives at the mbarrier by
+itself when they have landed. A block stays when its tile is done and takes the next, whose first
+slices are fetched while the last one's results are stored.
+
+What is outside the operands, TMA fills with +0. That keeps the bits of the chain where B is padded,
+but not where A is: a ragged last slice of A comes by `cp.async`, and is padded with -0.""",
     "mma_fp16x3": """\
 Tensor cores multiply 16-bit floats many times faster than FMA units multiply FP32, and they add up
 in FP32. So a float is written as the sum of two fp16 numbers: `hi` is the float rounded to fp16,

@@ -81,7 +81,7 @@ class Anatomy:
         reads: words read from shared memory, with the element that they hold.
         named: whether it can be told what lies in shared memory: each thread stores there as many
             words as it loads, or cp.async brings it. Where it cannot, ``stores`` and ``reads`` are
-            empty.
+            empty; where TMA brings some of it, ``loads`` and ``copies`` are, too.
         parts: in how many 16-bit parts an operand's element is multiplied; 0 for FP32 itself.
     """
 
@@ -154,7 +154,7 @@ class Anatomy:
         )
         if self.staged:
             text += f", a slice is {self.depth} deep"
-        elif self.parts and not self.named:
+        elif not counts.is_counted(self.stage):
             text += "; its operands come by TMA, of which a trace knows nothing"
         elif not self.named:
             text += "; it stores other words to shared memory than it loads, which are not shown"
@@ -210,6 +210,8 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     if named and len(stores):
         stores = _named(stores, loads)
     reads = _found(reads, _joined(stores, copies))
+    if not counts.is_counted(stage):  # what comes by TMA would be missing from it
+        named, loads, copies = False, loads[:0], copies[:0]
     if not named:
         stores, reads = stores[:0], reads[:0]
     phases = 1 + int(trace.column("phase").max())

@@ -37,14 +37,16 @@ struct AsyncLoader {
   bool wide;       // 16-byte copies are aligned
 
   // `rows_of` is the operand with rows along k, K long; its slices' rows begin at l0 of `length`.
-  __device__ AsyncLoader(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t K) {
+  // `thread` is the number of this one of the kThreads.
+  __device__ AsyncLoader(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t K,
+                         int thread) {
     rows = static_cast<int>(length - l0 < L ? length - l0 : L);
     const bool contiguous = (kAlongK ? rows_of.cs : rows_of.rs) == 1;
     whole = contiguous && rows == L ? static_cast<int>(K / BK) : 0;
     wide = !kAlongK && rows_of.transposed().wide();
-    const int t = threadIdx.x, lanes = wide ? kLanes4 : kLanes1;
-    const int l = kAlongK ? t / kDepth : t % lanes * (wide ? 4 : 1);
-    const int k = kAlongK ? t % kDepth : t / lanes;
+    const int lanes = wide ? kLanes4 : kLanes1;
+    const int l = kAlongK ? thread / kDepth : thread % lanes * (wide ? 4 : 1);
+    const int k = kAlongK ? thread % kDepth : thread / lanes;
     place = k * kRow + l;
     step = kAlongK ? rows_of.rs * kLong : rows_of.cs * (wide ? kStep4 : kStep1);
     back = kAlongK ? BK - rows_of.rs * L : 0;
@@ -78,15 +80,16 @@ struct AsyncLoader {
   __device__ __forceinline__ void next_slice() { p += back; }
 
   // The same for any operand and any slice, float by float; outside the operand S holds `pad`.
-  // rows_of, l0 and K are the constructor's.
+  // rows_of, l0, K and thread are the constructor's.
   __device__ __forceinline__ void copy_edge(Slice& S, const View<const float>& rows_of, int64_t l0,
-                                            int64_t K, int slice, int part, float pad) const {
+                                            int64_t K, int slice, int part, float pad,
+                                            int thread) const {
     const int64_t left = K - static_cast<int64_t>(slice) * BK;
     constexpr int kSpan = kAlongK ? L / kParts : BK / kParts;  // of a part, along its direction
     constexpr int kWidth = kAlongK ? BK : L;
     if (left <= 0 && slice > 0) return;  // slice 0 is read even when K is 0
 #pragma unroll 1
-    for (int t = threadIdx.x; t < kSpan * kWidth; t += kThreads) {
+    for (int t = thread; t < kSpan * kWidth; t += kThreads) {
       const int run = t % kWidth, line = t / kWidth + part * kSpan;
       const int l = kAlongK ? line : run, k = kAlongK ? run : line;
       // cp.async can fill with +0 only, and A is padded with -0: a store does it.
@@ -111,8 +114,8 @@ struct AsyncCopies {
   int whole;  // slices without an edge in either operand
 
   __device__ AsyncCopies(const Gemm& g, const Origin& o)
-      : a(g.a, o.i, g.m, g.k),
-        b(g.b.transposed(), o.j, g.n, g.k),
+      : a(g.a, o.i, g.m, g.k, threadIdx.x),
+        b(g.b.transposed(), o.j, g.n, g.k, threadIdx.x),
         whole(a.whole < b.whole ? a.whole : b.whole) {}
 
   // Whether part<true> does for whole slices.
@@ -130,8 +133,8 @@ struct AsyncCopies {
     } else if (slice < whole) {
       a.copy(to_a), b.copy(to_b);
     } else {
-      a.copy_edge(ring.a[buffer], g.a, o.i, g.k, slice, number, kPadA);
-      b.copy_edge(ring.b[buffer], g.b.transposed(), o.j, g.k, slice, number, kPadB);
+      a.copy_edge(ring.a[buffer], g.a, o.i, g.k, slice, number, kPadA, threadIdx.x);
+      b.copy_edge(ring.b[buffer], g.b.transposed(), o.j, g.k, slice, number, kPadB, threadIdx.x);
     }
     if (number + 1 == kParts) a.next_slice(), b.next_slice();
   }

@@ -39,13 +39,15 @@ inline bool along_k(const View<const float>& rows, int64_t length, int64_t k) {
 }
 
 // Groups of `group` tile rows, walked column by column: while a group lasts, its slices of A stay
-// in L2 and each slice of B is read once for `group` tiles. The last group may be shorter.
+// in L2 and each slice of B is read once for `group` tiles. The last group may be shorter. Count
+// holds the tiles of a group: a kernel that asks for many tiles divides by 32 bits at less cost.
+template <class Count = uint64_t>
 XGEMM_HD Origin raster(uint32_t block, int64_t m, int64_t n, int BM, int BN, int group) {
   const uint32_t tiles_m = static_cast<uint32_t>(ceil_div(m, BM)),
                  tiles_n = static_cast<uint32_t>(ceil_div(n, BN));
   const uint32_t rows =
       static_cast<uint32_t>(group) < tiles_m ? static_cast<uint32_t>(group) : tiles_m;
-  const uint64_t in_group = static_cast<uint64_t>(rows) * tiles_n;
+  const Count in_group = static_cast<Count>(rows) * tiles_n;
   const uint32_t first = static_cast<uint32_t>(block / in_group) * rows;
   const uint32_t height = tiles_m - first < rows ? tiles_m - first : rows;
   const uint32_t rest = static_cast<uint32_t>(block % in_group);

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "xgemm/relay.h"
+#include "xgemm/ring.h"
 #include "xgemm/split_kernel.h"
 #include "xgemm/unscale.h"
 
@@ -161,15 +162,6 @@ __device__ __forceinline__ void take_over(const WgmmaJob& job, uint32_t count, i
     }
   }
 }
-
-// Which stage of the ring is next, and the parity of its phase.
-template <int kBuffers>
-struct RingPlace {
-  int stage = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kBuffers) stage = 0, parity ^= 1;
-  }
-};
 
 template <Half kType, int BM, int kCluster, int kBuffers>
 __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)

@@ -1,0 +1,93 @@
+// gmem -> ring: how the threads of a block that do nothing else fetch one operand's slices, by TMA
+// where the operand lies as its slices do, else by cp.async.
+#pragma once
+
+#include "xgemm/copy_async.h"
+#include "xgemm/ring.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+// Slices of an operand: at least one, which holds padding alone when K is 0.
+XGEMM_HD int slice_count(int64_t K, int BK) {
+  return static_cast<int>(ceil_div(K > 0 ? K : 1, BK));
+}
+
+// What TMA knows of an operand, if it can take it.
+struct FetchMap {
+  bool by_tma = false;
+  TensorMap map{};
+};
+
+// Of the operand with rows along k, `length` of them, for slices of BK x L: TMA takes it if it is
+// contiguous along its rows' numbers, and aligned.
+inline FetchMap fetch_map(const View<const float>& rows_of, int64_t length, int64_t k,
+                          int64_t batch, int L, int BK) {
+  constexpr int64_t kMostStride = int64_t{1} << 37, kMostSize = INT32_MAX - 1024;
+  const View<const float> at_k = rows_of.transposed();
+  if (k == 0 || !at_k.wide() || at_k.rs < length || at_k.rs > kMostStride ||
+      at_k.bs > kMostStride || length > kMostSize || k > kMostSize)
+    return {};
+  const auto bytes = [](int64_t floats) { return static_cast<uint64_t>(floats) * 4; };
+  const bool many = at_k.bs != 0;
+  return {.by_tma = true,
+          .map = make_tensor_map({.data = at_k.data,
+                                  .size = {static_cast<uint64_t>(length), static_cast<uint64_t>(k),
+                                           static_cast<uint64_t>(many ? batch : 1)},
+                                  .stride = {bytes(at_k.rs), bytes(many ? at_k.bs : at_k.rs)},
+                                  .box = {static_cast<uint32_t>(L), static_cast<uint32_t>(BK), 1},
+                                  .element = 4})};
+}
+
+// One operand, as the kThreads threads that fetch it know it.
+template <int kThreads, int L, bool kOfA, bool kAlongK>
+struct Fetcher {
+  View<const float> rows_of;  // with rows along k
+  int64_t length, K;
+  const FetchMap& from;
+  int z;  // the matrix of the batch, as TMA counts
+  int thread;
+
+  // All slices of the rows from l0 on, into the ring from `at` on.
+  template <int kBuffers, int BK, int kRow>
+  __device__ __forceinline__ void fetch(float (&slices)[kBuffers][BK][kRow],
+                                        Mbarrier (&full)[kBuffers], Mbarrier (&empty)[kBuffers],
+                                        RingPlace<kBuffers>& at, int64_t l0) const {
+    constexpr int kParts = 4;  // a slice is copied by a loop of so many turns
+    AsyncLoader<kThreads, L, BK, kRow, kParts, kAlongK> copies(rows_of, l0, length, K, thread);
+    const int count = slice_count(K, BK);
+    // TMA pads with +0, which the last slice of A must not have.
+    const int by_tma = !from.by_tma ? 0 : kOfA ? static_cast<int>(K / BK) : count;
+#pragma unroll 1
+    for (int slice = 0; slice < count; ++slice, at.advance()) {
+      Mbarrier* const landed = &full[at.stage];
+      mbarrier_wait(&empty[at.stage], at.parity ^ 1);
+      if (!kAlongK && slice < by_tma) {
+        if (thread == 0) {
+          fence_before_tma();
+          mbarrier_expect(landed, L * BK * 4);
+          tma_load(slices[at.stage], from.map, landed, static_cast<int>(l0), slice * BK, z);
+        } else {
+          mbarrier_arrive(landed);
+        }
+      } else if (slice < copies.whole) {
+        const Smem to = Smem(&slices[at.stage][0][0]) + copies.place;
+#pragma unroll 1
+        for (int part = 0; part < kParts; ++part) copies.copy(to + part * copies.kPart);
+        copies.next_slice();
+        mbarrier_arrive_after_copies(landed);
+      } else {
+#pragma unroll 1
+        for (int part = 0; part < kParts; ++part)
+          copies.copy_edge(slices[at.stage], rows_of, l0, K, slice, part, kOfA ? kPadA : kPadB,
+                           thread);
+        cp_async_commit();
+        cp_async_wait<0>();
+        mbarrier_arrive(landed);
+      }
+    }
+  }
+};
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

@@ -1,0 +1,183 @@
+// Warps that only fetch fill a ring of slices, by TMA where the operand lies as its slices do; the
+// others only multiply, and nobody waits for the whole block.
+
+// arch: sm_90a
+
+#include <iterator>
+#include <utility>
+
+#include "xgemm/fetch.h"
+#include "xgemm/fragment.h"
+#include "xgemm/launch.h"
+
+namespace xgemm::XGEMM_FLAVOUR::tma_specialized {
+
+constexpr int kProducers = 128;  // a warpgroup, of which registers are taken; half for each operand
+
+constexpr Tile tile(int BM, int BN, int TM, int TN, int min_blocks, float rate) {
+  return {.BM = BM,
+          .BN = BN,
+          .BK = 32,
+          .WM = kLanesM * TM,
+          .WN = kLanesN * TN,
+          .TM = TM,
+          .TN = TN,
+          .width = 4,
+          .buffers = 4,
+          .pad_a = 4,
+          .pad_b = 4,
+          .a_rows = 32,
+          .min_blocks = min_blocks,
+          .producers = kProducers,
+          .rate = rate};
+}
+
+// Not measured yet: a hundredth of what the main loops promise, so that calls by name alone come
+// here, and find the better row.
+constexpr Tile kTiles[] = {tile(128, 256, 8, 16, 1, .6f), tile(64, 128, 8, 8, 2, .55f)};
+
+// The main loop unrolls so many products along k: less than 20 KB of code.
+constexpr int kBody = 8;
+
+// Registers of a thread that fetches, and of one that multiplies: together what the launch has.
+constexpr int kFetchRegisters[] = {88, 80}, kMathRegisters[] = {208, 176};
+
+struct Job {
+  Gemm g;
+  FetchMap a, b;
+};
+
+constexpr bool registers_fit(int row) {
+  return kFetchRegisters[row] * kProducers + kMathRegisters[row] * kTiles[row].threads() <=
+         65536 / kTiles[row].min_blocks;
+}
+static_assert(registers_fit(0) && registers_fit(1));
+
+template <int kRow, bool kA, bool kB>  // whether A, B transposed are contiguous along k
+__global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kRow].min_blocks)
+    kernel(const __grid_constant__ Job job) {
+  constexpr Tile T = kTiles[kRow];
+  constexpr int TM = T.TM, TN = T.TN, kParts = T.BK / kBody;
+  constexpr Order kOrder = TN > TM ? Order::columns_split : Order::columns_halves;
+  using Ring = SliceRing<T, kA, kB>;
+  XGEMM_SHARED_DYNAMIC(ring, Ring);
+  ring.init();
+  const Gemm g = job.g.at(blockIdx.z);
+  const auto tiles = static_cast<uint32_t>(tile_count(g, T.BM, T.BN));
+  const auto origin = [&](uint32_t t) {
+    return raster<uint32_t>(t, g.m, g.n, T.BM, T.BN, T.group);
+  };
+  RingPlace<T.buffers> at;
+  if (threadIdx.x >= T.threads()) {
+    registers_down<kFetchRegisters[kRow]>();
+    constexpr int kEach = kProducers / 2;
+    const int thread = threadIdx.x % kEach, z = blockIdx.z;
+    if (threadIdx.x < T.threads() + kEach) {
+      const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, g.a.bs ? z : 0, thread};
+      for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
+        a.fetch(ring.a, ring.full, ring.empty, at, origin(t).i);
+    } else {
+      const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n,   g.k, job.b,
+                                              g.b.bs ? z : 0,   thread};
+      for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
+        b.fetch(ring.b, ring.full, ring.empty, at, origin(t).j);
+    }
+    return;
+  }
+  registers_up<kMathRegisters[kRow]>();
+  constexpr int kStrideM = kLanesM * 4, kStrideN = kLanesN * 4;
+  constexpr int kRowA = Ring::kRowA, kRowB = Ring::kRowB;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int ty = warp / (T.BN / T.WN) * T.WM + lane_row(lane) * 4;
+  const int tx = warp % (T.BN / T.WN) * T.WN + lane_column(lane) * 4;
+  const Smem first_a(&ring.a[0][0][ty]), first_b(&ring.b[0][0][tx]);
+  const int slices = slice_count(g.k, T.BK);
+  float ra[2][TM], rb[2][TN];
+  mbarrier_wait(&ring.full[at.stage], at.parity);
+  Smem as = first_a, bs = first_b;
+  load_fragment<kStrideM>(ra[0], as);
+  load_fragment<kStrideN>(rb[0], bs);
+  for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    float acc[TM][TN] = {};
+    const int last = tiles - t > gridDim.x ? 0 : 1;  // slices left when the block's end comes
+#pragma unroll 1
+    for (int left = slices; left > 0; --left) {
+      int part = 0;
+      bool slice_ends;
+#pragma unroll 1
+      do {
+        slice_ends = ++part == kParts;
+#pragma unroll
+        for (int k = 0; k < kBody; ++k) {
+          if (k + 1 == kBody) {
+            as = as + kBody * kRowA, bs = bs + kBody * kRowB;
+            if (slice_ends) {  // the next k is in the next slice, if there is one
+              if (left != last) {
+                mbarrier_arrive(&ring.empty[at.stage]);
+                at.advance();
+                mbarrier_wait(&ring.full[at.stage], at.parity);
+              }
+              as = first_a + at.stage * (T.BK * kRowA), bs = first_b + at.stage * (T.BK * kRowB);
+            }
+          }
+          load_fragment<kStrideM>(ra[(k + 1) % 2], as + (k + 1) % kBody * kRowA);
+          load_fragment<kStrideN>(rb[(k + 1) % 2], bs + (k + 1) % kBody * kRowB);
+          outer_product<kOrder>(acc, ra[k % 2], rb[k % 2]);
+        }
+      } while (!slice_ends);
+    }
+    const Origin o = origin(t);
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+      for (int j = 0; j < TN; j += 4)
+        store_row4(g, o.i + ty + i % 4 + i / 4 * kStrideM, o.j + tx + j / 4 * kStrideN, &acc[i][j]);
+  }
+}
+
+template <int kRow, bool kA, bool kB>
+void launch_kernel(const Gemm& g, const Context& context) {
+  constexpr const Tile& T = kTiles[kRow];
+  const int64_t tiles = tile_count(g, T.BM, T.BN);
+  if (tiles > kMaxGridX)
+    throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
+  const int64_t room = int64_t{context.device.sm_count} * T.min_blocks;
+  for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
+    Job job{.g = g.at(z)};
+    job.g.batch = std::min(g.batch - z, kMaxGridZ);
+    job.a = fetch_map(job.g.a, g.m, g.k, job.g.batch, T.BM, T.BK);
+    job.b = fetch_map(job.g.b.transposed(), g.n, g.k, job.g.batch, T.BN, T.BK);
+    launch(kernel<kRow, kA, kB>,
+           {.grid = dim3(static_cast<unsigned>(std::min(tiles, room)), 1,
+                         static_cast<unsigned>(job.g.batch)),
+            .block = dim3(static_cast<unsigned>(T.threads() + kProducers)),
+            .smem = sizeof(SliceRing<T, kA, kB>)},
+           context, job);
+  }
+}
+
+template <int... kRow>
+void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, kRow...>) {
+  using Launch = void (*)(const Gemm&, const Context&);
+  constexpr Launch launches[][2][2] = {
+      {{launch_kernel<kRow, false, false>, launch_kernel<kRow, false, true>},
+       {launch_kernel<kRow, true, false>, launch_kernel<kRow, true, true>}}...};
+  launches[context.row][along_k(g.a, g.m, g.k)][along_k(g.b.transposed(), g.n, g.k)](g, context);
+}
+
+void run(const Gemm& g, const Context& context) {
+  run_row(g, context, std::make_integer_sequence<int, std::size(kTiles)>());
+}
+
+static const Register stage(
+    kFlavour,
+    {.name = "tma_specialized",
+     .rung = 20,
+     .idea = "warps that only fetch, by TMA or cp.async, and warps that only multiply; persistent",
+     .source = "beyond the seeds",
+     .tiles = {std::begin(kTiles), std::end(kTiles)},
+     .min_sm = 90,
+     .max_sm = 90,
+     .run = run});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::tma_specialized
