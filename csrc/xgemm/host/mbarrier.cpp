@@ -152,6 +152,9 @@ void mbarrier_arrive_after_copies(Mbarrier* at, Site site) {
   f.open.clear();
   for (const auto& group : f.groups) copies.insert(copies.begin(), group.begin(), group.end());
   f.groups.clear();
+  int bytes = 0;
+  for (const Copy& c : copies) bytes += c.bytes;
+  record({.what = What::copy_wait, .bytes = bytes, .at = site});
   Clock known;
   m.clocks.release(b.agent(b.self), known);
   m.copies.push_back({&b, at, "cp.async", site, [&b, at, site, copies, known] {
