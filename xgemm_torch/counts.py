@@ -67,10 +67,11 @@ def of(stage: str, shape: tuple[int, int, int] = SHAPE, layout: str = "NN") -> d
         ``shared_ideal`` and ``conflicts``, which add up to them, ``sectors`` (loads from gmem).
         ``loads_per_fma``: 4-byte words that threads load, from shared memory and gmem, for one
         multiply-add. ``ways``: of the worst bank conflict. ``sectors_per_request``,
-        ``flop_per_byte``: of gmem loads. ``fma_per_transaction``: multiply-adds for one wavefront
-        or sector. ``counted``: as `is_counted`; where it is not, all of these are of the requests
-        that threads make beside. ``lines``: for each line of the source with a shared access of one
-        kind, ``place``, ``kind``, ``requests``, ``wavefronts``, ``ideal``, ``ways``.
+        ``flop_per_byte``: of gmem loads; 0 where TMA does it all. ``fma_per_transaction``:
+        multiply-adds for one wavefront or sector. ``counted``: as `is_counted`; where it is not,
+        all of these are of the requests that threads make beside. ``lines``: for each line of the
+        source with a shared access of one kind, ``place``, ``kind``, ``requests``, ``wavefronts``,
+        ``ideal``, ``ways``.
     """
     trans_a, trans_b = timing.LAYOUTS[layout]
     (known,) = (each for each in registry.stages() if each.name == stage)
@@ -101,7 +102,7 @@ def of(stage: str, shape: tuple[int, int, int] = SHAPE, layout: str = "NN") -> d
         "ways": shared.ways,
         "sectors": sectors / thousand,
         "sectors_per_request": total.global_load.sectors_per_request,
-        "flop_per_byte": 2 * traffic.fmas / (32 * sectors),
+        "flop_per_byte": 2 * traffic.fmas / (32 * sectors) if sectors else 0.0,
         "fma_per_transaction": traffic.fmas / (shared.wavefronts + sectors),
         "lines": lines,
     }
