@@ -156,11 +156,11 @@ void mbarrier_arrive_after_copies(Mbarrier* at, Site site) {
   for (const Copy& c : copies) bytes += c.bytes;
   record({.what = What::copy_wait, .bytes = bytes, .at = site});
   Clock known;
-  m.clocks.release(b.agent(b.self), known);
-  m.copies.push_back({&b, at, "cp.async", site, [&b, at, site, copies, known] {
-                        for (const Copy& c : copies) land(b, c);
-                        mbarrier_arrive_landed(b, at, known, site);
-                      }});
+  m.here->clocks.release(b.agent(b.self), known);
+  m.here->copies.push_back({&b, at, "cp.async", site, [&b, at, site, copies, known] {
+                              for (const Copy& c : copies) land(b, c);
+                              mbarrier_arrive_landed(b, at, known, site);
+                            }});
 }
 
 void mbarrier_arrive_at(Mbarrier* at, unsigned rank, Site site) {
