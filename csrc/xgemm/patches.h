@@ -135,7 +135,7 @@ template <bool kAlongK>
 struct RegisterParts {
   static constexpr int kGroups = kPatchK / 16;
   Walk<64, 2, 4 * kGroups, kAlongK> walk;
-  float x[2][4 * kGroups];
+  float x[2][2][4 * kGroups];  // of two slices
   uint32_t parts[kGroups][3][4];
 
   __device__ static int first_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
@@ -144,15 +144,17 @@ struct RegisterParts {
                            int64_t k1)
       : walk(rows_of, l0, length, k0, k1, first_row(), static_cast<int>(threadIdx.x) % 4 * 4) {}
 
-  __device__ __forceinline__ void load() { walk.template load<4, 16>(x); }
+  // Slice s into x[s % 2].
+  __device__ __forceinline__ void load(int s) { walk.template load<4, 16>(x[s % 2]); }
 
-  __device__ __forceinline__ void split(Reach& reach) {
+  __device__ __forceinline__ void split(int s, Reach& reach) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         uint32_t pair[3];
-        split_pair(pair, x[r % 2][4 * g + r / 2 * 2], x[r % 2][4 * g + r / 2 * 2 + 1], reach);
+        split_pair(pair, x[s % 2][r % 2][4 * g + r / 2 * 2], x[s % 2][r % 2][4 * g + r / 2 * 2 + 1],
+                   reach);
 #pragma unroll
         for (int p = 0; p < 3; ++p) parts[g][p][r] = pair[p];
       }
@@ -171,7 +173,7 @@ struct SharedParts {
   using Slice = char[3][L * kRowBytes];
 
   Walk<L, kRows, 8, kAlongK> walk;
-  float x[kRows][8];
+  float x[2][kRows][8];  // of two slices
 
   __device__ static int line() { return kAlongK ? threadIdx.x / kChunks : threadIdx.x % kLines; }
   __device__ static int chunk() { return kAlongK ? threadIdx.x % kChunks : threadIdx.x / kLines; }
@@ -184,17 +186,18 @@ struct SharedParts {
                          int64_t k1)
       : walk(rows_of, l0, length, k0, k1, mine() ? line() * kRows : L, mine() ? chunk() * 8 : 0) {}
 
-  __device__ __forceinline__ void load() {
-    if (mine()) walk.template load<8, 8>(x);
+  __device__ __forceinline__ void load(int s) {
+    if (mine()) walk.template load<8, 8>(x[s % 2]);
   }
 
-  __device__ __forceinline__ void store(Slice& slice, Reach& reach) const {
+  __device__ __forceinline__ void store(Slice& slice, int s, Reach& reach) const {
     if (!mine()) return;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       uint32_t pairs[4][3];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) split_pair(pairs[e], x[i][2 * e], x[i][2 * e + 1], reach);
+      for (int e = 0; e < 4; ++e)
+        split_pair(pairs[e], x[s % 2][i][2 * e], x[s % 2][i][2 * e + 1], reach);
       const int r = line() * kRows + i, place = chunk() & ~1, half = chunk() % 2 * 8;
 #pragma unroll
       for (int p = 0; p < 3; ++p)

@@ -35,19 +35,21 @@ XGEMM_HD Origin origin_of(const ShareJob& job, unsigned tile, int BM) {
 }
 
 // How many shares of so many slices: those for which a large GPU is done first, `at_once` blocks a
-// multiprocessor working side by side. A block is worth some slices more than its own, and more
-// shares than a cluster has a launch and their addition.
+// multiprocessor working side by side; clusters leave a quarter of those places empty. A block is
+// worth some slices more than its own; more shares than a cluster has cost a launch, and their
+// addition. Fits what was measured of narrow products (H200, 2026-11-22).
 inline int64_t shares_of(int64_t tiles, int64_t slices, int at_once) {
-  constexpr int64_t kSms = 132, kBlock = 4, kLaunch = 12, kAdds = 4;
-  const int64_t room = kSms * at_once;
+  constexpr int64_t kSms = 132, kBlock = 5, kLaunch = 3, kAdds = 8;
   int64_t best = 1, least = INT64_MAX;
-  const auto consider = [&](int64_t s, int64_t more) {
+  const auto consider = [&](int64_t s, int64_t room, int64_t more) {
     const int64_t cost = ceil_div(tiles * s, room) * (ceil_div(slices, s) + kBlock) + more;
-    if (cost < least) best = s, least = cost;
+    if (s <= slices && cost < least) best = s, least = cost;
   };
-  for (int64_t s = 1; s <= std::min(slices, kClusterShares); ++s) consider(s, 0);
-  const int64_t all = std::min(room / tiles, slices);
-  if (all > kClusterShares) consider(all, kLaunch + all / kAdds);
+  for (int64_t s = 1; s <= kClusterShares; ++s) consider(s, kSms * at_once * 3 / 4, 0);
+  const auto launch_more = [&](int64_t s) { consider(s, kSms * at_once, kLaunch + s / kAdds); };
+  for (int64_t s = 2 * kClusterShares; s <= slices / 2 && s <= 256; s *= 2)
+    launch_more(s * 3 / 4), launch_more(s);
+  if (kSms * at_once / tiles > kClusterShares) launch_more(kSms * at_once / tiles);
   return best;
 }
 

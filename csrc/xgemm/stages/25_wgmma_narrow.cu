@@ -31,7 +31,7 @@ constexpr Tile tile(int BM, int min_blocks, float rate) {
 }
 
 constexpr Tile kTiles[] = {
-    tile(8, 5, 12.f),
+    tile(8, 4, 12.f),
     tile(16, 4, 24.f),
     tile(32, 3, 45.f),
     tile(64, 2, 70.f),
@@ -84,16 +84,16 @@ __global__ void __launch_bounds__(kShareThreads, kTiles[kRow].min_blocks)
 
   RegisterParts<kB> columns(g.b.transposed(), o.j, g.n, k0, k1);
   Rows rows(g.a, o.i, g.m, k0, k1);
-  columns.load(), rows.load();
   float sum[kSums] = {}, main[kSums], rest[kSums];
   Reach reach;
-#pragma unroll 1
-  for (int s = 0; s < count; ++s) {
-    columns.split(reach), rows.store(slices[s % 2], reach);
-    if (s + 1 < count) columns.load(), rows.load();
+  // Multiplies slice s, which is in registers number s % 2, and lets slice s + 2 come there.
+  const auto multiply_slice = [&](auto number, int s) {
+    constexpr int kNumber = number();
+    columns.split(kNumber, reach), rows.store(slices[kNumber], kNumber, reach);
+    if (s + 2 < count) columns.load(kNumber), rows.load(kNumber);
     fence_for_wgmma();
     __syncthreads();
-    multiply<T.BM>(main, rest, columns, wgmma_descriptor<Rows::kRowBytes>(slices[s % 2]),
+    multiply<T.BM>(main, rest, columns, wgmma_descriptor<Rows::kRowBytes>(slices[kNumber]),
                    s % kSegment != 0);
     wgmma_wait<0>();
     wgmma_settled(main);
@@ -104,6 +104,13 @@ __global__ void __launch_bounds__(kShareThreads, kTiles[kRow].min_blocks)
 #pragma unroll
       for (int e = 0; e < kSums; ++e) sum[e] += rest[e];
     }
+  };
+  columns.load(0), rows.load(0);
+  if (count > 1) columns.load(1), rows.load(1);
+#pragma unroll 1
+  for (int s = 0; s < count; s += 2) {
+    multiply_slice(std::integral_constant<int, 0>(), s);
+    if (s + 1 < count) multiply_slice(std::integral_constant<int, 1>(), s + 1);
   }
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
