@@ -41,7 +41,8 @@ CUBLAS = "torch.mm"
 ANCHORS = (
     "square 1024 NN", "square 1024 NT", "square 1024 TN", "square 1024 TT", "square 256 NN",
     "square 2048 NN", "square 2048 TT", "square 3072 NT",
-    "linear 768-3072 rows 64 forward", "linear 4096-4096 rows 8 forward",
+    "linear 768-3072 rows 64 forward", "linear 1024-50257 rows 64 forward",
+    "linear 4096-4096 rows 8 forward",
     "linear 4096-4096 rows 8 grad_x", "linear 4096-4096 rows 8 grad_w",
     "linear 768-768 rows 2048 forward", "linear 768-768 rows 2048 grad_x",
     "linear 768-768 rows 2048 grad_w", "skinny 16384x128x128",

@@ -31,10 +31,10 @@ constexpr Tile tile(int BM, int min_blocks, float rate) {
 }
 
 constexpr Tile kTiles[] = {
-    tile(8, 4, 12.f),
-    tile(16, 4, 24.f),
-    tile(32, 3, 45.f),
-    tile(64, 2, 70.f),
+    tile(8, 4, 18.f),
+    tile(16, 4, 32.f),
+    tile(32, 3, 49.f),
+    tile(64, 2, 60.f),
 };
 
 // Of a thread's sums, and in slices, after which those of the smaller products are added to the
