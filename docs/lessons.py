@@ -183,11 +183,12 @@ the bits of the strict chain, which knows one order only.""",
     "wgmma_narrow": """\
 Splitting in a launch of its own pays where an element serves hundreds of products. In a narrow
 product it serves few: there the split would read, write and read again what is needed once. So here
-each thread loads a small patch of FP32 elements into registers, splits them into three bf16 parts
-there, and stores the parts to shared memory, swizzled as wgmma wants them. While the tensor cores
-work on one buffer, the threads split the next slice into the other. What an ordinary store wrote
-wgmma may not read at once: the tensor cores see shared memory through another path, so a fence
-comes before the barrier.
+each thread loads a small patch of FP32 elements into registers and splits them into three bf16
+parts there. wgmma takes one operand from registers, so the longer one stays where it is; the
+shorter one goes to shared memory, swizzled as wgmma wants it. Two slices are under way while a
+third is multiplied: loads that come late are what such a kernel waits for. What an ordinary store
+wrote wgmma may not read at once: the tensor cores see shared memory through another path, so a
+fence comes before the barrier.
 
 There are too few tiles in such a product for a whole GPU, so K is shared out. The blocks that share
 a tile are a cluster: they leave their sums in the workspace, meet, and each adds up its part of the

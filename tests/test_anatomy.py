@@ -28,8 +28,7 @@ STAGED = [name for name, stage in STAGES.items() if stage.tiles[0].buffers and n
 def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layout):
     drawn = anatomy.of(STAGES[stage], layout)
     tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
-    fetchers = 128 * (stage in BY_TMA)
-    assert drawn.threads == tile.threads + fetchers
+    assert drawn.threads == tile.threads + tile.producers
     assert drawn.rows == tile.BM and (drawn.owner >= 0).all()
     # Where its lanes walk k, a block of few_rows has fewer columns than threads.
     if (stage, layout) != ("few_rows", "TT"):
@@ -46,7 +45,7 @@ def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layou
 def test_nothing_is_shown_of_what_tma_brings(stage):
     drawn = schedule(stage)
     assert not any(map(len, (drawn.loads, drawn.copies, drawn.stores, drawn.reads)))
-    assert "TMA" in drawn.caption()
+    assert ("TMA" in drawn.caption()) == bool(STAGES[stage].tiles[0].producers)
     assert not counts.of(stage)["counted"] and set(counts.cells(counts.of(stage))) == {"-"}
 
 
@@ -238,7 +237,7 @@ def test_digest_is_of_the_schedule():
 def test_pictures_are_small_and_say_what_they_show(stage, tmp_path):
     drawn = schedule(stage)
     names = [name for name, _ in pictures.available(drawn)]
-    more = ["parts", *["ring"] * (stage in BY_TMA)] * bool(drawn.parts)
+    more = ["parts", *["ring"] * bool(STAGES[stage].tiles[0].producers)] * bool(drawn.parts)
     assert names == [*more, *(["tile", "banks", "timeline"] if drawn.staged else ["tile"])]
     for name in names:
         file = tmp_path / f"{name}.svg"

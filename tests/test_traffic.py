@@ -186,7 +186,8 @@ def test_a_stage_of_several_launches_is_traced(stage):
     m, n, k = 40, 36, 70
     flags = {"trans_a": True, "trans_b": False}
     trace = simt.trace(stage, m, n, k, **flags)
-    assert len(trace.launches) > 1
+    # Blocks of a cluster add up in one launch what they have.
+    assert (len(trace.launches) > 1) == (stage != "wgmma_narrow")
     assert set(trace.where(operand="D").column("launch").tolist()) == {len(trace.launches) - 1}
     seen = touched(stage, m, n, k, **flags)
     assert torch.equal(seen["D"], torch.ones(m, n))

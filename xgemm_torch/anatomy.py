@@ -154,7 +154,7 @@ class Anatomy:
         )
         if self.staged:
             text += f", a slice is {self.depth} deep"
-        elif not counts.is_counted(self.stage):
+        elif self.tile.producers:
             text += "; its operands come by TMA, of which a trace knows nothing"
         elif not self.named:
             text += "; it stores other words to shared memory than it loads, which are not shown"
@@ -193,7 +193,7 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     threads = math.prod(trace.launches[launch].threads)
     words = _Table(trace.where(launch=launch), launch)
     results = words.take("global store", "D")
-    if not len(results):
+    if len(results) < tile.BM * tile.BN:  # other blocks store the rest
         results = _sums(words.take("global store", "W"), tile.BM, tile.BN)
     rows, columns = 1 + int(results.i.max()), 1 + int(results.j.max())
     owner = np.full((rows, columns), -1, dtype=np.int32)

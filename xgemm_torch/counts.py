@@ -49,7 +49,7 @@ def parts_of(stage: registry.Stage, tile: registry.Tile) -> int:
 
 
 def is_counted(stage: registry.Stage) -> bool:
-    """Say whether threads ask for all that a stage moves; those for sm_90 alone use TMA."""
+    """Say whether threads ask for all that a stage moves: for sm_90 alone TMA and wgmma do, too."""
     return stage.min_sm < 90
 
 

@@ -43,7 +43,8 @@ def available(drawn: Anatomy) -> list[tuple[str, str]]:
     """Names and titles of the pictures that a stage has."""
     if not drawn.parts:
         return []
-    names = [PARTS] if drawn.named else [PARTS, RING]
+    # The ring is wgmma_gemm.h's, which has threads that only fetch.
+    names = [PARTS, RING] if drawn.tile.producers else [PARTS]
     return [(name, TITLES[name].format(parts=drawn.parts)) for name in names]
 
 

@@ -1,5 +1,5 @@
-// Narrow and deep products on tensor cores: operands are split into bf16 parts on their way into
-// shared memory, read once and nowhere written, and K is shared out among blocks.
+// Narrow and deep products on tensor cores: operands are split into bf16 parts in registers, on
+// their way, read once and nowhere written, and K is shared out among blocks.
 
 // arch: sm_90a
 
@@ -188,17 +188,16 @@ void run(const Gemm& g, const Context& context) {
 }
 
 static const Register stage(
-    kFlavour,
-    {.name = "wgmma_narrow",
-     .rung = 25,
-     .idea = "narrow and deep: split on the way into shared memory, K shared out among blocks",
-     .source = "beyond the seeds",
-     .tiles = {std::begin(kTiles), std::end(kTiles)},
-     .min_sm = 90,
-     .max_sm = 90,
-     .strict = false,
-     .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-     .workspace = workspace,
-     .run = run});
+    kFlavour, {.name = "wgmma_narrow",
+               .rung = 25,
+               .idea = "narrow and deep: split in registers on the way, K shared out among blocks",
+               .source = "beyond the seeds",
+               .tiles = {std::begin(kTiles), std::end(kTiles)},
+               .min_sm = 90,
+               .max_sm = 90,
+               .strict = false,
+               .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
+               .workspace = workspace,
+               .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow
