@@ -91,8 +91,8 @@ void issue(Block& to, const TensorShape& map, char* smem, const Mbarrier* bar, c
   std::memset(smem + offset, 0xff, bytes);
   const Box box{map, {c[0], c[1], c[2]}};
   machine().here->copies.push_back({&to, bar_there, "TMA", at, [box, &to, smem, offset, bar_there] {
-                                land(box, to, smem + offset, bar_there);
-                              }});
+                                      land(box, to, smem + offset, bar_there);
+                                    }});
 }
 
 }  // namespace
