@@ -67,7 +67,7 @@ def write(
 
 
 def run(
-    plan: Plan, name: str, arguments: Sequence[str] = (), timeout: float = 600
+    plan: Plan, name: str, arguments: Sequence[str] = (), timeout: float = 1800
 ) -> subprocess.CompletedProcess[str]:
     """Builds one program and runs it; its output is captured."""
     ninja_file.run(plan.root, plan.ninja_file, [f"native-{name}"], plan.settings.jobs)
