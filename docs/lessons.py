@@ -24,7 +24,7 @@ HEADERS = {
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
     "few_rows": ("few_rows.h",),
-    "wgmma_narrow": ("patches.h", "shares.h"),
+    "wgmma_narrow": ("register_split.h", "shares.h"),
 }
 
 LESSONS = {

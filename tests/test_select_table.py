@@ -42,7 +42,8 @@ def tool():
 def tile(bm, bn, bk, tm, tn, *, buffers=1, min_blocks=1, rate=0.0):
     return Tile(
         BM=bm, BN=bn, BK=bk, WM=0, WN=0, TM=tm, TN=tn, threads=bm * bn // (tm * tn), width=1,
-        buffers=buffers, min_blocks=min_blocks, producers=0, cluster=1, group=8, smem=0, rate=rate,
+        buffers=buffers, min_blocks=min_blocks, producers=0, cluster=1, group=8,
+        element_bytes=4, smem=0, rate=rate,
     )  # fmt: skip
 
 

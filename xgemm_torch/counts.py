@@ -45,7 +45,7 @@ def parts_of(stage: registry.Stage, tile: registry.Tile) -> int:
     """Give the number of 16-bit parts in which a stage multiplies an element; 0 for FP32 itself."""
     if stage.strict or not tile.buffers:
         return 0
-    return tile.smem // (tile.buffers * (tile.BM + tile.BN) * tile.BK * 2)
+    return tile.element_bytes // 2
 
 
 def is_counted(stage: registry.Stage) -> bool:

@@ -25,6 +25,7 @@ class Tile:
         producers: threads of a block that hold none, and fetch.
         cluster: blocks that share what they fetch of the second operand; 1 where each has its own.
         group: rows of tiles that are walked together, to stay in the L2 cache.
+        element_bytes: of an operand's element as it is multiplied, all its parts.
         smem: shared memory of a block, in bytes.
         rate: measured TFLOP/s on a large problem, which the choice rests on where a row is not in
             the table of measured problems; 0 for none.
@@ -44,6 +45,7 @@ class Tile:
     producers: int
     cluster: int
     group: int
+    element_bytes: int
     smem: int
     rate: float
 

@@ -50,7 +50,8 @@ std::string json(const Tile& t) {
     << ",\"WN\":" << t.WN << ",\"TM\":" << t.TM << ",\"TN\":" << t.TN
     << ",\"threads\":" << t.threads() << ",\"width\":" << t.width << ",\"buffers\":" << t.buffers
     << ",\"min_blocks\":" << t.min_blocks << ",\"producers\":" << t.producers
-    << ",\"cluster\":" << t.cluster << ",\"group\":" << t.group << ",\"smem\":" << t.smem()
+    << ",\"cluster\":" << t.cluster << ",\"group\":" << t.group
+    << ",\"element_bytes\":" << t.element_bytes << ",\"smem\":" << t.smem()
     << ",\"rate\":" << number(t.rate) << "}";
   return s.str();
 }

@@ -1,8 +1,10 @@
-// gmem -> ring: how the threads of a block that do nothing else fetch one operand's slices, by TMA
-// where the operand lies as its slices do, else by cp.async.
+// gmem -> ring: how the threads of a block that do nothing else fetch the operands' slices, by TMA
+// where an operand lies as its slices do, else by cp.async. The grid is persistent: each block
+// takes tile after tile.
 #pragma once
 
 #include "xgemm/copy_async.h"
+#include "xgemm/launch.h"
 #include "xgemm/ring.h"
 
 namespace xgemm {
@@ -88,6 +90,52 @@ struct Fetcher {
     }
   }
 };
+
+// A problem, and what TMA knows of its operands.
+struct FetchJob {
+  Gemm g;
+  FetchMap a, b;
+};
+
+// What the threads that fetch do, half of them for each operand. `origin` gives a tile's.
+template <Tile T, bool kA, bool kB, class Origins>
+__device__ __forceinline__ void fetch_tiles(SliceRing<T, kA, kB>& ring, const FetchJob& job,
+                                            const Gemm& g, uint32_t tiles, Origins origin) {
+  constexpr int kEach = T.producers / 2;
+  const int thread = threadIdx.x % kEach, z = blockIdx.z;
+  RingPlace<T.buffers> at;
+  if (threadIdx.x < T.threads() + kEach) {
+    const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, g.a.bs ? z : 0, thread};
+    for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
+      a.fetch(ring.a, ring.full, ring.empty, at, origin(t).i);
+  } else {
+    const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n,   g.k, job.b,
+                                            g.b.bs ? z : 0,   thread};
+    for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
+      b.fetch(ring.b, ring.full, ring.empty, at, origin(t).j);
+  }
+}
+
+// As many blocks for each matrix as run at a time, or as it has tiles.
+template <Tile T, bool kA, bool kB>
+void launch_fetching(void (*kernel)(FetchJob), const Gemm& g, const Context& context) {
+  const int64_t tiles = tile_count(g, T.BM, T.BN);
+  if (tiles > kMaxGridX)
+    throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
+  const int64_t room = int64_t{context.device.sm_count} * T.min_blocks;
+  for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
+    FetchJob job{.g = g.at(z)};
+    job.g.batch = std::min(g.batch - z, kMaxGridZ);
+    job.a = fetch_map(job.g.a, g.m, g.k, job.g.batch, T.BM, T.BK);
+    job.b = fetch_map(job.g.b.transposed(), g.n, g.k, job.g.batch, T.BN, T.BK);
+    launch(kernel,
+           {.grid = dim3(static_cast<unsigned>(std::min(tiles, room)), 1,
+                         static_cast<unsigned>(job.g.batch)),
+            .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
+            .smem = sizeof(SliceRing<T, kA, kB>)},
+           context, job);
+  }
+}
 
 }  // namespace XGEMM_FLAVOUR
 }  // namespace xgemm

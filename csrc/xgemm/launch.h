@@ -32,16 +32,21 @@ inline void launch_tiles(void (*kernel)(Gemm), const Gemm& g, const Tile& t, dim
   }
 }
 
-// launch_tiles for kernels<a, b>: whether A, and B transposed, are walked along k. `kernels` is
-// called with two std::bool_constants and gives the kernel.
+// What `kernels` gives for this problem: called with two std::bool_constants, whether A, and B
+// transposed, are walked along k.
 template <class Kernels>
-void launch_tiles_by_major(Kernels kernels, const Gemm& g, const Tile& t, const Context& context,
-                           size_t smem = 0) {
+auto by_major(const Kernels& kernels, const Gemm& g) {
   using std::false_type, std::true_type;
   const bool a = along_k(g.a, g.m, g.k), b = along_k(g.b.transposed(), g.n, g.k);
-  void (*kernel)(Gemm) =
-      a ? (b ? kernels(true_type(), true_type()) : kernels(true_type(), false_type()))
-        : (b ? kernels(false_type(), true_type()) : kernels(false_type(), false_type()));
+  return a ? (b ? kernels(true_type(), true_type()) : kernels(true_type(), false_type()))
+           : (b ? kernels(false_type(), true_type()) : kernels(false_type(), false_type()));
+}
+
+// launch_tiles of the kernel that `kernels` gives.
+template <class Kernels>
+void launch_tiles_by_major(const Kernels& kernels, const Gemm& g, const Tile& t,
+                           const Context& context, size_t smem = 0) {
+  void (*const kernel)(Gemm) = by_major(kernels, g);
   launch_tiles(kernel, g, t, dim3(t.threads()), context, smem);
 }
 

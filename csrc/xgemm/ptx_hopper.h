@@ -301,31 +301,23 @@ __device__ __forceinline__ void wgmma_settled([[maybe_unused]] float (&acc)[kCou
         "+f"(d[63])                                                                                \
       : __VA_ARGS__)
 
+// That of N columns, if it is wanted, for either type.
+#define XGEMM_WGMMA(N, ...)                                                 \
+  if constexpr (2 * kCount == N) {                                          \
+    if constexpr (kType == Half::fp16) XGEMM_WGMMA_##N("f16", __VA_ARGS__); \
+    else XGEMM_WGMMA_##N("bf16", __VA_ARGS__);                              \
+  }
+
 template <Half kType, int kCount>
 __device__ __forceinline__ void wgmma(float (&d)[kCount], uint64_t a, uint64_t b, bool accumulate,
                                       [[maybe_unused]] simt::Site site = simt::here()) {
 #ifdef __CUDACC__
   const int flag = accumulate;
-  if constexpr (kCount == 4 && kType == Half::fp16)
-    XGEMM_WGMMA_8("f16", "%4, %5, p, 1, 1, 0, 0", "%6", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 4 && kType == Half::bf16)
-    XGEMM_WGMMA_8("bf16", "%4, %5, p, 1, 1, 0, 0", "%6", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 8 && kType == Half::fp16)
-    XGEMM_WGMMA_16("f16", "%8, %9, p, 1, 1, 0, 0", "%10", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 8 && kType == Half::bf16)
-    XGEMM_WGMMA_16("bf16", "%8, %9, p, 1, 1, 0, 0", "%10", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 16 && kType == Half::fp16)
-    XGEMM_WGMMA_32("f16", "%16, %17, p, 1, 1, 0, 0", "%18", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 16 && kType == Half::bf16)
-    XGEMM_WGMMA_32("bf16", "%16, %17, p, 1, 1, 0, 0", "%18", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 32 && kType == Half::fp16)
-    XGEMM_WGMMA_64("f16", "%32, %33, p, 1, 1, 0, 0", "%34", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 32 && kType == Half::bf16)
-    XGEMM_WGMMA_64("bf16", "%32, %33, p, 1, 1, 0, 0", "%34", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 64 && kType == Half::fp16)
-    XGEMM_WGMMA_128("f16", "%64, %65, p, 1, 1, 0, 0", "%66", "l"(a), "l"(b), "r"(flag));
-  if constexpr (kCount == 64 && kType == Half::bf16)
-    XGEMM_WGMMA_128("bf16", "%64, %65, p, 1, 1, 0, 0", "%66", "l"(a), "l"(b), "r"(flag));
+  XGEMM_WGMMA(8, "%4, %5, p, 1, 1, 0, 0", "%6", "l"(a), "l"(b), "r"(flag));
+  XGEMM_WGMMA(16, "%8, %9, p, 1, 1, 0, 0", "%10", "l"(a), "l"(b), "r"(flag));
+  XGEMM_WGMMA(32, "%16, %17, p, 1, 1, 0, 0", "%18", "l"(a), "l"(b), "r"(flag));
+  XGEMM_WGMMA(64, "%32, %33, p, 1, 1, 0, 0", "%34", "l"(a), "l"(b), "r"(flag));
+  XGEMM_WGMMA(128, "%64, %65, p, 1, 1, 0, 0", "%66", "l"(a), "l"(b), "r"(flag));
 #else
   simt::wgmma(kType, d, kCount, a, nullptr, b, accumulate, site);
 #endif
@@ -338,42 +330,22 @@ template <Half kType, int kCount>
 __device__ __forceinline__ void wgmma(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b,
                                       bool accumulate,
                                       [[maybe_unused]] simt::Site site = simt::here()) {
+  static_assert(kCount <= 32);
 #ifdef __CUDACC__
   const int flag = accumulate;
-  if constexpr (kCount == 4 && kType == Half::fp16)
-    XGEMM_WGMMA_8("f16", "{%4, %5, %6, %7}, %8, p, 1, 1, 0", "%9", "r"(a[0]), "r"(a[1]), "r"(a[2]),
-                  "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 4 && kType == Half::bf16)
-    XGEMM_WGMMA_8("bf16", "{%4, %5, %6, %7}, %8, p, 1, 1, 0", "%9", "r"(a[0]), "r"(a[1]), "r"(a[2]),
-                  "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 8 && kType == Half::fp16)
-    XGEMM_WGMMA_16("f16", "{%8, %9, %10, %11}, %12, p, 1, 1, 0", "%13", "r"(a[0]), "r"(a[1]),
-                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 8 && kType == Half::bf16)
-    XGEMM_WGMMA_16("bf16", "{%8, %9, %10, %11}, %12, p, 1, 1, 0", "%13", "r"(a[0]), "r"(a[1]),
-                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 16 && kType == Half::fp16)
-    XGEMM_WGMMA_32("f16", "{%16, %17, %18, %19}, %20, p, 1, 1, 0", "%21", "r"(a[0]), "r"(a[1]),
-                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 16 && kType == Half::bf16)
-    XGEMM_WGMMA_32("bf16", "{%16, %17, %18, %19}, %20, p, 1, 1, 0", "%21", "r"(a[0]), "r"(a[1]),
-                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 32 && kType == Half::fp16)
-    XGEMM_WGMMA_64("f16", "{%32, %33, %34, %35}, %36, p, 1, 1, 0", "%37", "r"(a[0]), "r"(a[1]),
-                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 32 && kType == Half::bf16)
-    XGEMM_WGMMA_64("bf16", "{%32, %33, %34, %35}, %36, p, 1, 1, 0", "%37", "r"(a[0]), "r"(a[1]),
-                   "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 64 && kType == Half::fp16)
-    XGEMM_WGMMA_128("f16", "{%64, %65, %66, %67}, %68, p, 1, 1, 0", "%69", "r"(a[0]), "r"(a[1]),
-                    "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
-  if constexpr (kCount == 64 && kType == Half::bf16)
-    XGEMM_WGMMA_128("bf16", "{%64, %65, %66, %67}, %68, p, 1, 1, 0", "%69", "r"(a[0]), "r"(a[1]),
-                    "r"(a[2]), "r"(a[3]), "l"(b), "r"(flag));
+  XGEMM_WGMMA(8, "{%4, %5, %6, %7}, %8, p, 1, 1, 0", "%9", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+              "r"(a[3]), "l"(b), "r"(flag));
+  XGEMM_WGMMA(16, "{%8, %9, %10, %11}, %12, p, 1, 1, 0", "%13", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+              "r"(a[3]), "l"(b), "r"(flag));
+  XGEMM_WGMMA(32, "{%16, %17, %18, %19}, %20, p, 1, 1, 0", "%21", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+              "r"(a[3]), "l"(b), "r"(flag));
+  XGEMM_WGMMA(64, "{%32, %33, %34, %35}, %36, p, 1, 1, 0", "%37", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+              "r"(a[3]), "l"(b), "r"(flag));
 #else
   simt::wgmma(kType, d, kCount, 0, a, b, accumulate, site);
 #endif
 }
+#undef XGEMM_WGMMA
 #undef XGEMM_WGMMA_8
 #undef XGEMM_WGMMA_16
 #undef XGEMM_WGMMA_32

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "xgemm/launch.h"
-#include "xgemm/patches.h"
 #include "xgemm/ptx_hopper.h"
+#include "xgemm/register_split.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {

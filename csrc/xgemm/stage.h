@@ -55,7 +55,7 @@ struct Stage {
   // format. Optional.
   size_t (*packed_bytes)(const Gemm&) = nullptr;
   void (*pack)(const Gemm&, const Context&) = nullptr;
-  // Enqueues the stage's launches, however many, on the context's stream. Called with m, n, k and
+  // Enqueues the stage's launches, however many, on the context's stream. Called with m, n and
   // batch all > 0.
   void (*run)(const Gemm&, const Context&) = nullptr;
 };

@@ -14,7 +14,8 @@ struct Tile {
   int pad_b = 0;  // the same for B's
   int a_rows = 0;  // rows of A's slice as it lies in shared memory: BM (row-major) or BK (K-major)
   int min_blocks = 1;  // blocks that must fit on one SM (the second argument of __launch_bounds__)
-  int element_bytes = 4;  // of an operand's element in shared memory, all its parts
+  int element_bytes = 4;  // of an operand's element as it is multiplied, all its parts
+  bool b_in_registers = false;  // B's slices never lie in shared memory
   int producers = 0;  // threads of a block that hold no results
   int cluster = 1;  // blocks, one below the other, that share their slices of B
   int group = 8;  // tile rows that are rasterized together, so that their slices of A stay in L2
@@ -25,7 +26,8 @@ struct Tile {
   constexpr int accumulators() const { return TM * TN; }
   constexpr int smem() const {
     const int a = a_rows == BM ? BM * (BK + pad_a) : BK * (BM + pad_a);
-    return buffers * (a + BK * (BN + pad_b)) * element_bytes;
+    const int b = b_in_registers ? 0 : BK * (BN + pad_b);
+    return buffers * (a + b) * element_bytes;
   }
 
   // The rules that a row of a tile table must meet. Everybody asks here: static_assert, select,

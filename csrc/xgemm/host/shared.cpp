@@ -49,6 +49,7 @@ void* array_at(const void* site, size_t bytes, const char* name, size_t alignmen
 
 // Who reads it must know of the issue; what came between that and this was caught as unfinished.
 void land(const Block& b, const Copy& c) {
+  const Hidden hidden;
   set_pending(b, c.smem, static_cast<size_t>(c.bytes), 0);
   move(c);
 }

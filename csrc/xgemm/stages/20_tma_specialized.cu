@@ -8,7 +8,6 @@
 
 #include "xgemm/fetch.h"
 #include "xgemm/fragment.h"
-#include "xgemm/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::tma_specialized {
 
@@ -42,11 +41,6 @@ constexpr int kBody = 8;
 // Registers of a thread that fetches, and of one that multiplies: together what the launch has.
 constexpr int kFetchRegisters[] = {88, 80}, kMathRegisters[] = {208, 176};
 
-struct Job {
-  Gemm g;
-  FetchMap a, b;
-};
-
 constexpr bool registers_fit(int row) {
   return kFetchRegisters[row] * kProducers + kMathRegisters[row] * kTiles[row].threads() <=
          65536 / kTiles[row].min_blocks;
@@ -55,7 +49,7 @@ static_assert(registers_fit(0) && registers_fit(1));
 
 template <int kRow, bool kA, bool kB>  // whether A, B transposed are contiguous along k
 __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kRow].min_blocks)
-    kernel(const __grid_constant__ Job job) {
+    kernel(const __grid_constant__ FetchJob job) {
   constexpr Tile T = kTiles[kRow];
   constexpr int TM = T.TM, TN = T.TN, kParts = T.BK / kBody;
   constexpr Order kOrder = TN > TM ? Order::columns_split : Order::columns_halves;
@@ -67,21 +61,9 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
   const auto origin = [&](uint32_t t) {
     return raster<uint32_t>(t, g.m, g.n, T.BM, T.BN, T.group);
   };
-  RingPlace<T.buffers> at;
   if (threadIdx.x >= T.threads()) {
     registers_down<kFetchRegisters[kRow]>();
-    constexpr int kEach = kProducers / 2;
-    const int thread = threadIdx.x % kEach, z = blockIdx.z;
-    if (threadIdx.x < T.threads() + kEach) {
-      const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, g.a.bs ? z : 0, thread};
-      for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
-        a.fetch(ring.a, ring.full, ring.empty, at, origin(t).i);
-    } else {
-      const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n,   g.k, job.b,
-                                              g.b.bs ? z : 0,   thread};
-      for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
-        b.fetch(ring.b, ring.full, ring.empty, at, origin(t).j);
-    }
+    fetch_tiles<T, kA, kB>(ring, job, g, tiles, origin);
     return;
   }
   registers_up<kMathRegisters[kRow]>();
@@ -93,6 +75,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
   const Smem first_a(&ring.a[0][0][ty]), first_b(&ring.b[0][0][tx]);
   const int slices = slice_count(g.k, T.BK);
   float ra[2][TM], rb[2][TN];
+  RingPlace<T.buffers> at;
   mbarrier_wait(&ring.full[at.stage], at.parity);
   Smem as = first_a, bs = first_b;
   load_fragment<kStrideM>(ra[0], as);
@@ -136,33 +119,17 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
 }
 
 template <int kRow, bool kA, bool kB>
-void launch_kernel(const Gemm& g, const Context& context) {
-  constexpr const Tile& T = kTiles[kRow];
-  const int64_t tiles = tile_count(g, T.BM, T.BN);
-  if (tiles > kMaxGridX)
-    throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
-  const int64_t room = int64_t{context.device.sm_count} * T.min_blocks;
-  for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
-    Job job{.g = g.at(z)};
-    job.g.batch = std::min(g.batch - z, kMaxGridZ);
-    job.a = fetch_map(job.g.a, g.m, g.k, job.g.batch, T.BM, T.BK);
-    job.b = fetch_map(job.g.b.transposed(), g.n, g.k, job.g.batch, T.BN, T.BK);
-    launch(kernel<kRow, kA, kB>,
-           {.grid = dim3(static_cast<unsigned>(std::min(tiles, room)), 1,
-                         static_cast<unsigned>(job.g.batch)),
-            .block = dim3(static_cast<unsigned>(T.threads() + kProducers)),
-            .smem = sizeof(SliceRing<T, kA, kB>)},
-           context, job);
-  }
+void launch_row(const Gemm& g, const Context& context) {
+  launch_fetching<kTiles[kRow], kA, kB>(kernel<kRow, kA, kB>, g, context);
 }
 
 template <int... kRow>
 void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, kRow...>) {
-  using Launch = void (*)(const Gemm&, const Context&);
-  constexpr Launch launches[][2][2] = {
-      {{launch_kernel<kRow, false, false>, launch_kernel<kRow, false, true>},
-       {launch_kernel<kRow, true, false>, launch_kernel<kRow, true, true>}}...};
-  launches[context.row][along_k(g.a, g.m, g.k)][along_k(g.b.transposed(), g.n, g.k)](g, context);
+  const auto launches = [&](auto a, auto b) {
+    constexpr void (*rows[])(const Gemm&, const Context&) = {launch_row<kRow, a(), b()>...};
+    return rows[context.row];
+  };
+  by_major(launches, g)(g, context);
 }
 
 void run(const Gemm& g, const Context& context) {

@@ -4,20 +4,16 @@
 // arch: sm_90a
 
 #include <iterator>
-#include <type_traits>
 
-#include "xgemm/patches.h"
-#include "xgemm/shares.h"
+#include "xgemm/narrow_gemm.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow {
-
-constexpr Scheme S = kBf16x6;
 
 // BM rows and kLong columns of D. wgmma has D transposed: columns are its 64 rows.
 constexpr Tile tile(int BM, int min_blocks, float rate) {
   return {.BM = BM,
           .BN = kLong,
-          .BK = kPatchK,
+          .BK = kSliceK,
           .WM = BM,
           .WN = 16,
           .TM = BM / 4,
@@ -26,7 +22,8 @@ constexpr Tile tile(int BM, int min_blocks, float rate) {
           .buffers = 2,
           .a_rows = BM,
           .min_blocks = min_blocks,
-          .element_bytes = 2 * S.parts,
+          .element_bytes = 2 * kNarrowScheme.parts,
+          .b_in_registers = true,
           .rate = rate};
 }
 
@@ -37,97 +34,22 @@ constexpr Tile kTiles[] = {
     tile(64, 2, 60.f),
 };
 
-// Of a thread's sums, and in slices, after which those of the smaller products are added to the
-// others.
-constexpr int sums_of(const Tile& t) { return t.BM * t.BN / kShareThreads; }
-constexpr int kSegment = S.segment / kPatchK;
-// Of shared memory: of both buffers, D's rows alone.
-constexpr size_t slices_bytes(const Tile& t) {
-  return static_cast<size_t>(t.buffers * t.BM * t.BK * t.element_bytes);
-}
-
-// The products of a slice: main = those of the first parts, rest += the others, smallest first.
-// wgmma's A is D's columns.
-template <int BM, int kSums, class Columns>
-__device__ __forceinline__ void multiply(float (&main)[kSums], float (&rest)[kSums],
-                                         const Columns& columns, uint64_t rows, bool accumulate) {
-  constexpr uint64_t kNext = BM * kPatchK * 2 >> 4;
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < Columns::kGroups; ++k)
-    wgmma<S.type>(main, columns.parts[k][0], rows + k * kDescriptorK16, k > 0);
-#pragma unroll
-  for (int order = S.parts - 1; order > 0; --order)
-#pragma unroll
-    for (int part = 0; part <= order; ++part)
-#pragma unroll
-      for (int k = 0; k < Columns::kGroups; ++k)
-        wgmma<S.type>(rest, columns.parts[k][part],
-                      rows + (order - part) * kNext + k * kDescriptorK16,
-                      accumulate || order < S.parts - 1 || part > 0 || k > 0);
-  wgmma_commit();
-}
-
 template <int kRow, bool kA, bool kB, bool kCluster>
 __global__ void __launch_bounds__(kShareThreads, kTiles[kRow].min_blocks)
     kernel(const ShareJob job) {
-  constexpr Tile T = kTiles[kRow];
-  constexpr int kSums = sums_of(T);
-  using Rows = SharedParts<kShareThreads, T.BM, kA>;
-  XGEMM_SHARED_DYNAMIC(slices, typename Rows::Slice[T.buffers]);
+  constexpr int BM = kTiles[kRow].BM;
+  XGEMM_SHARED_DYNAMIC(slices, NarrowSlice<BM>[2]);
   const Gemm g = job.g.at(blockIdx.z);
   const auto shares = static_cast<unsigned>(job.shares);
   const unsigned tile = blockIdx.x / shares, share = blockIdx.x % shares;
-  const Origin o = origin_of(job, tile, T.BM);
   const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
-  const int count = k1 > k0 ? static_cast<int>((k1 - k0 + T.BK - 1) / T.BK) : 1;
-
-  RegisterParts<kB> columns(g.b.transposed(), o.j, g.n, k0, k1);
-  Rows rows(g.a, o.i, g.m, k0, k1);
-  float sum[kSums] = {}, main[kSums], rest[kSums];
+  float sum[kNarrowSums<BM>] = {};
   Reach reach;
-  // Multiplies slice s, which is in registers number s % 2, and lets slice s + 2 come there.
-  const auto multiply_slice = [&](auto number, int s) {
-    constexpr int kNumber = number();
-    columns.split(kNumber, reach), rows.store(slices[kNumber], kNumber, reach);
-    if (s + 2 < count) columns.load(kNumber), rows.load(kNumber);
-    fence_for_wgmma();
-    __syncthreads();
-    multiply<T.BM>(main, rest, columns, wgmma_descriptor<Rows::kRowBytes>(slices[kNumber]),
-                   s % kSegment != 0);
-    wgmma_wait<0>();
-    wgmma_settled(main);
-    wgmma_settled(rest);
-#pragma unroll
-    for (int e = 0; e < kSums; ++e) sum[e] += main[e];
-    if (s + 1 == count || (s + 1) % kSegment == 0) {
-#pragma unroll
-      for (int e = 0; e < kSums; ++e) sum[e] += rest[e];
-    }
-  };
-  columns.load(0), rows.load(0);
-  if (count > 1) columns.load(1), rows.load(1);
-#pragma unroll 1
-  for (int s = 0; s < count; s += 2) {
-    multiply_slice(std::integral_constant<int, 0>(), s);
-    if (s + 1 < count) multiply_slice(std::integral_constant<int, 1>(), s + 1);
-  }
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t place = job.place(blockIdx.z, tile) + share;
-  float* const sums =
-      job.sums + place * (T.BM * T.BN) + lane % 4 * 2 * T.BN + RegisterParts<kB>::first_row();
-#pragma unroll
-  for (int e = 0; e < kSums; e += 4)
-#pragma unroll
-    for (int c = 0; c < 2; ++c) store2(sums + (e / 4 * 8 + c) * T.BN, sum[e + c], sum[e + 2 + c]);
-  uint32_t strange = reach.strange();
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) strange |= __shfl_xor_sync(0xffffffffu, strange, step);
-  if (lane == 0) job.strange[place * kShareWarps + warp] = strange;
+  multiply_share<BM, kA, kB>(sum, reach, slices, g, origin_of(job, tile, BM), k0, k1);
+  leave_share<BM, kB>(job, job.place(blockIdx.z, tile) + share, sum, reach);
   if constexpr (kCluster) {
     cluster_sync();
-    finish_tile<T.BM>(job, g, tile, static_cast<int>(share), static_cast<int>(shares));
+    finish_tile<BM>(job, g, tile, static_cast<int>(share), static_cast<int>(shares));
   } else {
     let_next_launch_begin();
   }
@@ -148,17 +70,15 @@ size_t workspace(const Gemm& g, const Context& context) {
 template <int kRow>
 void run_row(const Gemm& all, const Context& context) {
   constexpr Tile T = kTiles[kRow];
+  static_assert(T.buffers * sizeof(NarrowSlice<T.BM>) == T.smem());
   ShareJob job = plan_shares(all, T, context.workspace).job;
   const Gemm g = job.g;
   const bool cluster = job.shares <= kClusterShares;
-  void (*kernel_of_job)(ShareJob) = nullptr;
-  const auto take = [&](auto a, auto b) {
-    kernel_of_job = cluster ? kernel<kRow, a(), b(), true> : kernel<kRow, a(), b(), false>;
-  };
-  using std::false_type, std::true_type;
-  const bool a = along_k(g.a, g.m, g.k), b = along_k(g.b.transposed(), g.n, g.k);
-  if (a) b ? take(true_type(), true_type()) : take(true_type(), false_type());
-  else b ? take(false_type(), true_type()) : take(false_type(), false_type());
+  void (*const kernel_of_job)(ShareJob) = by_major(
+      [&](auto a, auto b) {
+        return cluster ? kernel<kRow, a(), b(), true> : kernel<kRow, a(), b(), false>;
+      },
+      g);
   constexpr int kParts = T.BM * T.BN / kShareThreads / 4;  // four elements a thread
   if (job.tiles * std::max<int64_t>(job.shares, kParts) > kMaxGridX)
     throw std::invalid_argument("wgmma_narrow: over 2^31 - 1 blocks");
@@ -168,7 +88,7 @@ void run_row(const Gemm& all, const Context& context) {
     launch(kernel_of_job,
            {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
             .block = dim3(kShareThreads),
-            .smem = slices_bytes(T),
+            .smem = static_cast<size_t>(T.smem()),
             .cluster = cluster ? static_cast<unsigned>(job.shares) : 1},
            context, job);
     if (!cluster)

@@ -45,7 +45,7 @@ __device__ __forceinline__ void split_pair(uint32_t (&parts)[3], float x0, float
   }
 }
 
-constexpr int kPatchK = 32;  // of k, a slice
+constexpr int kSliceK = 32;  // of k, a slice
 
 // Slices of an operand as it lies (rows along k): from row l0 of `length` and k0 to k1 on. kL rows
 // a slice, of which a thread has kRows, neighbours, from `first` on, and kDepth of k from `k`.
@@ -65,7 +65,7 @@ struct Walk {
     const int64_t here = length - l0;
     const bool by_row = kAlongK || kRows == 1;  // a row that does not exist is left out by itself
     const bool wide = kAlongK ? rows_of.wide() : kRows == 1 || rows_of.transposed().wide();
-    whole = wide && (by_row || here >= kL) ? static_cast<int>(left / kPatchK) : 0;
+    whole = wide && (by_row || here >= kL) ? static_cast<int>(left / kSliceK) : 0;
     rows = static_cast<int>(here < kL ? here : kL) - first;
     p = rows_of.ptr(l0 + (rows > 0 ? first : 0), k0 + k);
   }
@@ -76,9 +76,9 @@ struct Walk {
   __device__ __forceinline__ void load(float (&x)[kRows][kDepth]) {
     if (whole > 0) [[likely]]
       load_whole<kRun, kStride>(x);
-    else load_edge<kRun, kStride>(x, left < kPatchK ? static_cast<int>(left) - k : kPatchK);
-    p += kPatchK * step;
-    left -= kPatchK;
+    else load_edge<kRun, kStride>(x, left < kSliceK ? static_cast<int>(left) - k : kSliceK);
+    p += kSliceK * step;
+    left -= kSliceK;
     --whole;
   }
 
@@ -133,7 +133,7 @@ struct Walk {
 // after it; which k stands where does not matter to a product, as long as both operands agree.
 template <bool kAlongK>
 struct RegisterParts {
-  static constexpr int kGroups = kPatchK / 16;
+  static constexpr int kGroups = kSliceK / 16;
   Walk<64, 2, 4 * kGroups, kAlongK> walk;
   float x[2][2][4 * kGroups];  // of two slices
   uint32_t parts[kGroups][3][4];
@@ -161,14 +161,14 @@ struct RegisterParts {
   }
 };
 
-// The other one in shared memory, L rows: part after part, rows of kPatchK, swizzled as wgmma wants
+// The other one in shared memory, L rows: part after part, rows of kSliceK, swizzled as wgmma wants
 // them. Of each 16 k the first 8 places are k 0, 1, 4, 5, 8, 9, 12, 13, which is RegisterParts'
 // order. A thread has kRows rows by 8 k, as far as they go round.
 template <int kThreads, int L, bool kAlongK>
 struct SharedParts {
-  static constexpr int kChunks = kPatchK / 8;
+  static constexpr int kChunks = kSliceK / 8;
   static constexpr int kRows = L * kChunks > kThreads ? L * kChunks / kThreads : 1;
-  static constexpr int kLines = L / kRows, kRowBytes = kPatchK * 2;
+  static constexpr int kLines = L / kRows, kRowBytes = kSliceK * 2;
   static_assert(kLines * kChunks <= kThreads && kRows <= 2);
   using Slice = char[3][L * kRowBytes];
 
