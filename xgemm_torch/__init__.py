@@ -27,7 +27,7 @@ from .explain import explain
 from .functional import addmm, bmm, linear, matmul, mm
 from .ops import sgemm
 from .packed import PackedWeight, prepack
-from .registry import Stage, Tile, stages
+from .registry import Stage, Tile, chain_share, stages
 
 __version__ = "0.1.0"
 
@@ -38,6 +38,7 @@ __all__ = [
     "Tile",
     "addmm",
     "bmm",
+    "chain_share",
     "convert",
     "explain",
     "linear",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _C, _checks
 from .ops import KERNELS
-from .registry import Tile
+from .registry import Tile, chain_share
 
 _ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H200
 
@@ -253,7 +253,10 @@ def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Aske
             m, n, k, batch, str(a.device), precision, name, why, runs.scheme, runs.workspace
         )
     if precision == "ieee":
-        name, why = "fmaf chain", "a CPU tensor; the bits are those of every stage"
+        name, why = "fmaf chain", "a CPU tensor; the bits are those of every GPU"
+        share = chain_share(m, n, k, batch)
+        if 0 < share < k:
+            why += f"; {-(-k // share)} chains of {share} along k for each element"
     else:
         name, why = "aten", "a CPU tensor; ATen's BLAS is the fastest way there"
     return _without_grid(m, n, k, batch, str(a.device), precision, name, why)

@@ -68,6 +68,7 @@ class Stage:
         min_sm: the least compute capability, as in 80 or 90; 0 for any.
         max_sm: the last compute capability; 0 for any.
         strict: whether its bits are those of the chain of fused multiply-adds in the order of k.
+        splits: whether it makes several such chains of an element where `chain_share` says so.
         cuda: whether this build has its CUDA flavour (the host flavour is always there).
         tiles: its tile table.
         packs: whether ``xgemm_torch.prepack`` spares it work.
@@ -84,6 +85,7 @@ class Stage:
     cuda: bool
     tiles: tuple[Tile, ...]
     packs: bool = False
+    splits: bool = False
 
 
 @functools.cache
@@ -96,6 +98,23 @@ def _stages() -> tuple[Stage, ...]:
         )
         for row in rows
     )
+
+
+def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
+    """Give the length of the chains of which ``precision="ieee"`` makes an element, along k.
+
+    An element is the sum, in order, of chains of fused multiply-adds over so many k each. Problems
+    with few results and a long k have several, since one would leave most of a GPU idle. How many
+    depends on these sizes alone: the bits are the same on every machine.
+
+    Args:
+        m, n, k: a is m x k, b is k x n.
+        batch: products in the call.
+
+    Returns:
+        The length; 0 where one chain goes over all of k.
+    """
+    return _C.chain_share(m, n, k, batch)
 
 
 def stages() -> list[Stage]:

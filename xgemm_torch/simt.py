@@ -29,6 +29,7 @@ def configure(
     skip: str | None = None,
     row: int | None = None,
     sm_count: int | None = None,
+    share: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Change how the host flavour runs, until the end of the ``with`` block.
 
@@ -43,16 +44,21 @@ def configure(
             it chosen. A stage without such a row raises ValueError then.
         sm_count: multiprocessors of the GPU that the host flavour stands for, 132 at first: stages
             that share out work among them run, and add, as they would there.
+        share: of k, in each chain of the strict product, on a CPU, in the host flavour and on a
+            GPU; 0 for one chain, -1 for what `xgemm_torch.chain_share` gives.
 
     Yields:
         The settings in force inside the block.
 
     Raises:
-        ValueError: an unknown order, or a number of multiprocessors below 1.
+        ValueError: an unknown order, a number of multiprocessors below 1, a share below -1.
     """
     if order is not None and order not in ORDERS:
         raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
-    changes = {"order": order, "seed": seed, "skip": skip, "row": row, "sm_count": sm_count}
+    changes = {
+        "order": order, "seed": seed, "skip": skip, "row": row, "sm_count": sm_count,
+        "share": share,
+    }  # fmt: skip
     settings = _settings()
     now = settings | {key: value for key, value in changes.items() if value is not None}
     _set(now)
@@ -554,12 +560,14 @@ def _by_line(place: str) -> tuple[str, int]:
 
 def _set(settings: dict[str, Any]) -> dict[str, Any]:
     """Write all settings and return those before."""
-    names = ("order", "seed", "skip", "row", "sm_count")
+    names = ("order", "seed", "skip", "row", "sm_count", "share")
     return json.loads(_C.simt_configure(*(settings[name] for name in names)))
 
 
 def _settings() -> dict[str, Any]:
     """The settings in force: what a write returns, written back at once."""
-    before = _set({"order": "random", "seed": 0, "skip": "", "row": -1, "sm_count": 132})
+    before = _set(
+        {"order": "random", "seed": 0, "skip": "", "row": -1, "sm_count": 132, "share": -1}
+    )
     _set(before)
     return before

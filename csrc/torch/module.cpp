@@ -9,6 +9,7 @@
 #include <string>
 
 #include "ops.h"
+#include "xgemm/chains.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/select.h"
 #if __has_include("xgemm_build_info.h")
@@ -67,6 +68,7 @@ std::string stages_json() {
         << quoted((s.rung < 10 ? "0" : "") + std::to_string(s.rung) + "_" + s.name + ".cu")
         << ",\"min_sm\":" << s.min_sm << ",\"max_sm\":" << s.max_sm
         << ",\"strict\":" << (s.strict ? "true" : "false")
+        << ",\"splits\":" << (s.splits ? "true" : "false")
         << ",\"packs\":" << (s.pack ? "true" : "false")
         << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false")
         << ",\"tiles\":" << list(tiles) << "}";
@@ -89,7 +91,16 @@ const char* name(Basis b) {
                                  : "rate";
 }
 
-std::string json(const Candidate& c, const char* scheme) {
+// What stands for the products of floats, and into how many chains they are cut.
+std::string scheme_of(const Candidate& c, const Gemm& g, const Device& device) {
+  if (c.stage->scheme) return c.stage->scheme(g, {.device = device, .row = c.row});
+  std::string words = "fp32: fused multiply-adds";
+  if (const int64_t chains = chain_count(g); c.stage->splits && chains > 1)
+    words += ", " + std::to_string(chains) + " chains of " + std::to_string(g.share) + " along k";
+  return words;
+}
+
+std::string json(const Candidate& c, const std::string& scheme) {
   const bool legal = c.why_not.empty();
   std::ostringstream s;
   s << "{\"kernel\":" << quoted(c.stage->name) << ",\"row\":" << c.row
@@ -106,9 +117,7 @@ std::string explain_json(const Gemm& g, const Device& device, bool strict, size_
   static const Selector selector(stages(Flavour::host));
   const Choice choice = selector.weigh(g, device, strict, workspace);
   std::vector<std::string> rows;
-  for (const Candidate& c : choice.candidates)
-    rows.push_back(json(c, c.stage->scheme ? c.stage->scheme(g, {.device = device, .row = c.row})
-                                           : "fp32: fused multiply-adds"));
+  for (const Candidate& c : choice.candidates) rows.push_back(json(c, scheme_of(c, g, device)));
   const bool any = choice.pick.stage;
   return "{\"kernel\":" + (any ? quoted(choice.pick.stage->name) : "null") +
          ",\"row\":" + std::to_string(choice.pick.row) + ",\"why\":" + quoted(choice.why) +
@@ -150,9 +159,9 @@ const char* name(simt::Order o) {
 }
 
 std::string configure(const std::string& order, unsigned long long seed, const std::string& skip,
-                      int row, int sm_count) {
+                      int row, int sm_count, int64_t share) {
   const simt::Settings before = simt::settings();
-  simt::Settings s{.seed = seed, .skip = skip, .row = row, .sm_count = sm_count};
+  simt::Settings s{.seed = seed, .skip = skip, .row = row, .sm_count = sm_count, .share = share};
   if (order == "forward") s.order = simt::Order::forward;
   else if (order == "reverse") s.order = simt::Order::reverse;
   else if (order == "random") s.order = simt::Order::random;
@@ -161,11 +170,14 @@ std::string configure(const std::string& order, unsigned long long seed, const s
                                 order + "'");
   if (sm_count < 1)
     throw std::invalid_argument("simt: sm_count must be positive, got " + std::to_string(sm_count));
+  if (share < -1)
+    throw std::invalid_argument("simt: share must be -1 or more, got " + std::to_string(share));
   simt::configure(s);
   return std::string("{\"order\":") + quoted(name(before.order)) +
          ",\"seed\":" + std::to_string(before.seed) + ",\"skip\":" + quoted(before.skip) +
          ",\"row\":" + std::to_string(before.row) +
-         ",\"sm_count\":" + std::to_string(before.sm_count) + "}";
+         ",\"sm_count\":" + std::to_string(before.sm_count) +
+         ",\"share\":" + std::to_string(before.share) + "}";
 }
 
 // What a C++ function makes of Python objects, its exceptions as Python's.
@@ -235,8 +247,21 @@ PyObject* py_explain(PyObject*, PyObject* args) {
     // data.
     g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, a_bs};
     g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, b_bs};
+    g.share = simt::share_of(g);
     return explain_json(g, {.sm = sm, .sm_count = sms}, strict != 0,
                         workspace < 0 ? kAnyWorkspace : static_cast<size_t>(workspace));
+  });
+}
+
+PyObject* py_chain_share(PyObject*, PyObject* args) {
+  long long m, n, k, batch;
+  if (!PyArg_ParseTuple(args, "LLLL", &m, &n, &k, &batch)) return nullptr;
+  return guarded([&] {
+    if (m < 0 || n < 0 || k < 0 || batch < 0)
+      throw std::invalid_argument("chain_share: sizes must not be negative");
+    Gemm g;
+    g.m = m, g.n = n, g.k = k, g.batch = batch;
+    return PyLong_FromLongLong(simt::share_of(g));
   });
 }
 
@@ -244,8 +269,10 @@ PyObject* py_simt_configure(PyObject*, PyObject* args) {
   const char *order, *skip;
   unsigned long long seed;
   int row, sm_count;
-  if (!PyArg_ParseTuple(args, "sKsii", &order, &seed, &skip, &row, &sm_count)) return nullptr;
-  return text([&] { return configure(order, seed, skip, row, sm_count); });
+  long long share;
+  if (!PyArg_ParseTuple(args, "sKsiiL", &order, &seed, &skip, &row, &sm_count, &share))
+    return nullptr;
+  return text([&] { return configure(order, seed, skip, row, sm_count, share); });
 }
 
 PyObject* py_simt_probe(PyObject*, PyObject* args) {
@@ -352,8 +379,10 @@ PyMethodDef methods[] = {
      "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
      "strict=False, workspace=-1, a_bs=0, b_bs=0) -> JSON: the choice and all its candidates; "
      "workspace: the bytes of it that there is memory for, -1 for any."},
+    {"chain_share", py_chain_share, METH_VARARGS,
+     "chain_share(m, n, k, batch) -> of k, in a chain of the strict product; 0: all."},
     {"simt_configure", py_simt_configure, METH_VARARGS,
-     "simt_configure(order, seed, skip, row, sm_count) -> the settings before, as JSON."},
+     "simt_configure(order, seed, skip, row, sm_count, share) -> the settings before, as JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,
      "Every barrier, commit and wait that the host flavour has run, as JSON."},
     {"simt_forget_sites", py_simt_forget_sites, METH_NOARGS,

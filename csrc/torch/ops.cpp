@@ -229,6 +229,7 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.batch = a.size[0] == 1 ? b.size[0] : a.size[0];
   g.a = view(x.a, a, x.trans_a);
   g.b = view(x.b, b, x.trans_b);
+  g.share = simt::share_of(g);
   g.alpha = static_cast<float>(x.alpha);
   g.beta = x.c ? static_cast<float>(x.beta) : 0.f;
   g.act = activation(op, x.activation);

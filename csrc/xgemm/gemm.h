@@ -64,6 +64,8 @@ struct Gemm {
   View<float> d;
   float alpha = 1.f, beta = 0.f;
   Act act = Act::none;
+  // Of k, in a chain of the strict product: an element is the sum of its chains, in order. 0: one.
+  int64_t share = 0;
 
   // Matrix z of the batch.
   XGEMM_HD Gemm at(int64_t z) const {

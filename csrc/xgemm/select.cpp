@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "xgemm/chains.h"
 #include "xgemm/limits.h"
 #include "xgemm/schedule.h"
 
@@ -63,6 +64,16 @@ bool describes(const TableRow& r, const Stage& s, const Tile& t) {
   return s.name == r.stage && t.BM == r.BM && t.BN == r.BN && t.BK == r.BK && t.WM == r.WM &&
          t.WN == r.WN && t.TM == r.TM && t.TN == r.TN && t.buffers == r.buffers &&
          t.min_blocks == r.min_blocks && t.cluster == r.cluster;
+}
+
+// What the stage would break of the promise, or null.
+const char* breaks(const Stage& s, const Gemm& g, bool strict) {
+  const bool several = chain_count(g) > 1;
+  if (strict && !s.strict) return "does not keep the bits of the chain";
+  if (strict && several && !s.splits) return "makes one chain of an element, not several";
+  // What is not finite is to be so just where it is in one chain.
+  if (!strict && several && s.splits) return "may be infinite elsewhere than one chain is";
+  return nullptr;
 }
 
 const char* words(int layout) {
@@ -250,7 +261,7 @@ Pick Selector::pick(const Gemm& g, const Device& device, bool strict, size_t wor
   Estimates of;
   estimate(
       0, rows_.size(), g, device, workspace,
-      [&](const Stage& s) { return (s.strict || !strict) && takes(s, g, device); }, of);
+      [&](const Stage& s) { return !breaks(s, g, strict) && takes(s, g, device); }, of);
   const size_t best = least(0, rows_.size(), of);
   return best < rows_.size() ? Pick{rows_[best].stage, rows_[best].row} : Pick{};
 }
@@ -269,7 +280,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   Choice choice;
   for (const Stage& s : all_) {
     std::string why_not = refusal(s, g, device);
-    if (strict && !s.strict) why_not = "does not keep the bits of the chain";
+    if (const char* broken = breaks(s, g, strict)) why_not = broken;
     const int by_name = row(s, g, device);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
       std::string why_not_row = why_not;
@@ -289,7 +300,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
     }
   }
   Estimates of;
-  const auto use = [&](const Stage& s) { return (s.strict || !strict) && takes(s, g, device); };
+  const auto use = [&](const Stage& s) { return !breaks(s, g, strict) && takes(s, g, device); };
   const Near near = estimate(0, rows_.size(), g, device, workspace, use, of);
   for (size_t i = 0; i < rows_.size(); ++i) {
     Candidate& c = choice.candidates[i];

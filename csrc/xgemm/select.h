@@ -52,8 +52,8 @@ struct Choice {
 };
 
 // Chooses among `all` (stages(flavour), or a list of a test) by what `table` says; both must
-// outlive it. `strict` leaves only the stages that keep the bits of the chain, `workspace` only the
-// rows that need no more bytes of it.
+// outlive it. `strict` leaves only the stages that keep the bits of the chains, `workspace` only
+// the rows that need no more bytes of it.
 //
 // A row's time is that of its model times a correction: how much longer than by the model the
 // nearest measured problems took, nearness being that of log m, log n, log k in the same layout. At

@@ -41,6 +41,8 @@ struct Stage {
   // Computes the k-ordered fmaf chain, bit for bit. The others' bits are a function of the problem
   // and, where they share out work among multiprocessors, of how many there are; never of time.
   bool strict = true;
+  // Its chains are those of Gemm::share, and not K long.
+  bool splits = false;
   // What stands for the products of floats in this problem, in words. Null: they do themselves.
   const char* (*scheme)(const Gemm&, const Context&) = nullptr;
 

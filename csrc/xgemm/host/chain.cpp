@@ -1,6 +1,9 @@
 #include "xgemm/host/chain.h"
 
 #include <algorithm>
+#include <cstring>
+
+#include "xgemm/chains.h"
 
 namespace xgemm {
 namespace {
@@ -10,17 +13,25 @@ constexpr int kRows = 4,
 
 // D[i .. i + rows) x [j .. j + columns): the k loop is outermost, so a chain's order is that of k.
 void strip(const Gemm& g, int64_t i, int rows, int64_t j, int columns) {
-  float acc[kRows][kColumns] = {};
+  float sum[kRows][kColumns], acc[kRows][kColumns];
   float b[kColumns];
-  for (int64_t k = 0; k < g.k; ++k) {
-    for (int c = 0; c < columns; ++c) b[c] = g.b(k, j + c);
-    for (int r = 0; r < rows; ++r) {
-      const float a = g.a(i + r, k);
-      for (int c = 0; c < columns; ++c) acc[r][c] = fmaf(a, b[c], acc[r][c]);
+  const int64_t share = chain_count(g) > 1 ? g.share : g.k;
+  int64_t k = 0;
+  do {
+    const int64_t first = k, last = std::min(k + share, g.k);
+    std::memset(acc, 0, sizeof acc);
+    for (; k < last; ++k) {
+      for (int c = 0; c < columns; ++c) b[c] = g.b(k, j + c);
+      for (int r = 0; r < rows; ++r) {
+        const float a = g.a(i + r, k);
+        for (int c = 0; c < columns; ++c) acc[r][c] = fmaf(a, b[c], acc[r][c]);
+      }
     }
-  }
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < columns; ++c) sum[r][c] = first == 0 ? acc[r][c] : sum[r][c] + acc[r][c];
+  } while (k < g.k);
   for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < columns; ++c) g.store(i + r, j + c, acc[r][c]);
+    for (int c = 0; c < columns; ++c) g.store(i + r, j + c, sum[r][c]);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <set>
 
+#include "xgemm/chains.h"
 #include "xgemm/host/machine.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/limits.h"
@@ -15,6 +16,7 @@ namespace {
 std::mutex control;
 Settings current;
 std::atomic<int> row_asked = -1;  // current.row, for every call of a stage
+std::atomic<int64_t> share_asked = -1;  // current.share, for every product
 
 std::set<std::pair<std::string, Sync>> seen;   // places, as sites() tells them
 
@@ -90,6 +92,12 @@ void configure(const Settings& s) {
   std::lock_guard<std::mutex> lock(control);
   current = s;
   row_asked = s.row;
+  share_asked = s.share;
+}
+
+int64_t share_of(const Gemm& g) {
+  const int64_t asked = share_asked.load(std::memory_order_relaxed);
+  return asked >= 0 ? asked : chain_share(g.m, g.n, g.k, g.batch);
 }
 
 int forced_row(const Stage& stage, const Device& device) {

@@ -18,10 +18,14 @@ struct Settings {
                      // nothing, as if it had been deleted
   int row = -1;  // of the tile table of a stage called by its name, in both flavours
   int sm_count = 132;  // of the device that the host flavour stands for
+  int64_t share = -1;  // Gemm::share of every product, in both flavours; -1: chain_share's
 };
 
 Settings settings();
 void configure(const Settings&);
+
+// Gemm::share of a problem of these sizes.
+int64_t share_of(const Gemm& g);
 
 // Settings::row for this stage: -1 where the row is to be chosen. Throws std::invalid_argument when
 // the stage has no such row, or the device no room for it.
