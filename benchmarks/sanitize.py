@@ -11,6 +11,7 @@ one float too far. Results are compared with the CPU's chain, so a wrong one end
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import torch
@@ -28,7 +29,7 @@ def main() -> int:
     """Run all stages; the exit code is 1 when a bit is wrong."""
     torch.manual_seed(0)
     rows = [(s, row) for s in xgemm_torch.stages() for row in range(len(s.tiles))]
-    wrong = 0
+    count = wrong = 0
     for m, n, k in SHAPES:
         for trans_a in (False, True):
             for trans_b in (False, True):
@@ -36,15 +37,18 @@ def main() -> int:
                 b = torch.randn((n, k) if trans_b else (k, n))
                 c = torch.randn(m, n)
                 options = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 1.5, "beta": 0.5}
-                want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
                 size = xgemm_torch.sgemm(a.abs(), b.abs(), c.abs(), precision="ieee", **options)
                 on_gpu = [t.cuda() for t in (a, b, c)]
-                for stage, row in rows:
-                    with simt.configure(row=row):
+                for (stage, row), share in itertools.product(rows, (0, 64)):
+                    if share and not stage.splits:
+                        continue
+                    with simt.configure(row=row, share=share):
+                        want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
                         got = xgemm_torch.sgemm(*on_gpu, kernel=stage.name, **options).cpu()
                     near = bool(((got - want).abs() <= BOUND * size).all())
                     wrong += not (torch.equal(got, want) if stage.strict else near)
-    print(f"{len(SHAPES) * 4 * len(rows)} products, {wrong} wrong")
+                    count += 1
+    print(f"{count} products, {wrong} wrong")
     return wrong != 0
 
 

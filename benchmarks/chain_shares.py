@@ -1,0 +1,186 @@
+"""Measures into how many chains the strict product is best cut: what csrc/xgemm/chains.h fits.
+
+    python benchmarks/chain_shares.py --measure shares.json --seconds 120    # on a GPU
+    python benchmarks/chain_shares.py --show shares.json                     # anywhere
+
+For problems of shapes.py with few results or a long k: torch.mm, the best stage with one chain, and
+each row that could win of the stages that split, with each length of the chains that could win,
+taking turns as in select_table.py. Bits are compared with the CPU's first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import provenance
+import shapes
+import torch
+
+import xgemm_torch
+from xgemm_torch import simt, timing
+
+CUBLAS, ONE = "torch.mm", "one chain"
+SMS = 132
+# Blocks of 64 columns an SM that a cut is to give, about; a chain's least length.
+BLOCKS_AN_SM, LEAST = (1, 2, 3, 4, 6, 8, 12, 18), 64
+LONGEST = 2e12  # of m * n * k, what is cut at all
+CHECKED = (
+    (1, 1000, 700), (1, 777, 1031), (3, 500, 640), (4, 64, 4096), (8, 768, 3072), (16, 100, 999),
+    (33, 70, 1025), (64, 768, 768), (130, 190, 515), (257, 130, 1200), (2000, 3, 800),
+)  # fmt: skip
+
+
+def shares_of(p: shapes.Problem) -> list[int]:
+    """The lengths of chains worth a measurement, longest first."""
+    rows = 16 if min(p.m, p.n) <= 16 else 32 if min(p.m, p.n) <= 32 else 64
+    tiles = -(-min(p.m, p.n) // rows) * -(-max(p.m, p.n) // 64)
+    counts = {min(blocks * SMS // tiles, p.k // LEAST) for blocks in BLOCKS_AN_SM}
+    found = {32 * math.ceil(p.k / (32 * n)) for n in counts if n >= 2}
+    return sorted((share for share in found if share < p.k), reverse=True)
+
+
+def rows_of(p: shapes.Problem) -> list[tuple[str, int]]:
+    """The rows of the stages that split that may be best: not far larger than the problem."""
+    short = min(p.m, p.n)
+    if short <= 4:
+        return [("gemv", 0 if short == 1 else 1), ("split_k", 0)]
+    if short <= 16:
+        return [("split_k", 0), ("split_k", 1)]
+    if short <= 32:
+        return [("split_k", 1), ("split_k", 2)]
+    return [("split_k", row) for row in ((1, 2, 3) if short <= 128 else (1, 2, 3, 4))]
+
+
+def call(stage: str, row: int, share: int, layout: str) -> timing.Call:
+    """A row's product with chains of this length."""
+    op = timing.stage_call(stage, layout)
+
+    def forced(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        with simt.configure(row=row, share=share):
+            return op(a, b)
+
+    return forced
+
+
+def one_chain(layout: str) -> timing.Call:
+    """What auto takes where every element has one chain."""
+    trans_a, trans_b = timing.LAYOUTS[layout]
+
+    def forced(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        with simt.configure(share=0):
+            return xgemm_torch.sgemm(a, b, trans_a=trans_a, trans_b=trans_b, precision="ieee")
+
+    return forced
+
+
+def check() -> dict[str, Any]:
+    """Compare bits with the CPU's: every row, layout and some lengths of chains."""
+    count, wrong = 0, []
+    stages = [stage for stage in xgemm_torch.stages() if stage.splits]
+    for m, n, k in CHECKED:
+        for layout, (trans_a, trans_b) in timing.LAYOUTS.items():
+            a, b = timing.operands(m, n, k, layout, device="cpu", rotate=False)[0]
+            c = torch.randn(m, n)
+            options = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 1.5, "beta": -0.5}
+            for share in (0, 96, 256):
+                with simt.configure(share=share):
+                    want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
+                    for stage in stages:
+                        for row in range(len(stage.tiles)):
+                            with simt.configure(row=row):
+                                got = xgemm_torch.sgemm(
+                                    a.cuda(), b.cuda(), c.cuda(), kernel=stage.name, **options
+                                )
+                            count += 1
+                            if not torch.equal(got.cpu(), want):
+                                wrong.append(f"{stage.name} {row}, {m}x{n}x{k} {layout}, {share}")
+    return {"products": count, "wrong": wrong}
+
+
+def measure(record: dict[str, Any], path: Path, seconds: float) -> bool:
+    """Add the problems that the record lacks; False when time ran out before."""
+    from tqdm import tqdm
+
+    began = time.monotonic()
+    problems = [p for p in shapes.suite() if p.m * p.n * p.k < LONGEST and p.k >= 512]
+    problems = [p for p in problems if shares_of(p) and p.label not in record["problems"]]
+    random.Random(0).shuffle(problems)
+    for p in tqdm(problems, unit="problem", disable=None):
+        if time.monotonic() - began > seconds:
+            return False
+        contenders = {CUBLAS: timing.torch_mm(p.layout), ONE: one_chain(p.layout)}
+        contenders |= {
+            f"{stage} {row} {share}": call(stage, row, share, p.layout)
+            for stage, row in rows_of(p)
+            for share in shares_of(p)
+        }
+        sets = timing.operands(p.m, p.n, p.k, p.layout, seed=1)
+        samples = timing.interleaved(contenders, sets, rounds=5, sample_ms=0.7)
+        del sets
+        torch.cuda.empty_cache()
+        record["problems"][p.label] = {name: 1e6 * median(x) for name, x in samples.items()}
+        path.write_text(json.dumps(record, indent=1))
+    return True
+
+
+def show(record: dict[str, Any]) -> None:
+    """Print, for each problem, the best cut and what chains.h gives, beside torch.mm."""
+    problems = {p.label: p for p in shapes.suite()}
+    ratios, lost = [], []
+    for label, us in sorted(record["problems"].items()):
+        p = problems[label]
+        by_share: dict[int, tuple[float, str]] = {0: (us[ONE], ONE)}
+        for name, time_us in us.items():
+            if name not in (CUBLAS, ONE):
+                share = int(name.split()[-1])
+                by_share[share] = min(by_share.get(share, (math.inf, "")), (time_us, name))
+        given = xgemm_torch.chain_share(p.m, p.n, p.k)
+        best, name = min(by_share.values())
+        here = by_share.get(given, (math.nan, "not measured"))
+        ratios.append(us[CUBLAS] / here[0])
+        lost.append(here[0] / best)
+        print(
+            f"{label:40s} mm {us[CUBLAS]:8.1f}  one {us[ONE]:8.1f}  best {best:8.1f} {name:22s} "
+            f"given {here[0]:8.1f} {here[1]:22s} {us[CUBLAS] / here[0]:5.2f}"
+        )
+    known = [(r, x) for r, x in zip(ratios, lost, strict=True) if math.isfinite(r)]
+    print(
+        f"{len(known)} of {len(ratios)}: {math.exp(fmean(math.log(r) for r, _ in known)):.3f} "
+        f"times torch.mm, {fmean(x for _, x in known) - 1:.1%} lost to the best cut"
+    )
+
+
+def main() -> int:
+    """Measure, or show what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", type=Path, metavar="JSON")
+    parser.add_argument("--show", type=Path, metavar="JSON")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    options = parser.parse_args()
+    if options.measure:
+        record: dict[str, Any] = {"facts": provenance.facts(), "problems": {}}
+        if options.measure.exists():
+            record = json.loads(options.measure.read_text())
+        record["check"] = check()
+        print(record["check"])
+        timing.heat()
+        with timing.Clocks() as clocks:
+            done = measure(record, options.measure, options.seconds)
+        record["clocks"] = clocks.summary()
+        options.measure.write_text(json.dumps(record, indent=1))
+        print(f"{len(record['problems'])} problems, {'all' if done else 'not all'}")
+        return bool(record["check"]["wrong"])
+    show(json.loads(options.show.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
