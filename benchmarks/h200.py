@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 import xgemm_torch
-from xgemm_torch import accuracy, environment, marks, timing
+from xgemm_torch import accuracy, environment, marks, simt, timing
 
 SIZES = (1024, 2048, 4096, 8192)
 CUBLAS = "torch.mm"
@@ -64,30 +64,34 @@ def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> di
     The errors of the others are compared with those of the chain.
     """
     trans_a, trans_b = timing.LAYOUTS[layout]
-    keeps = {stage.name: stage.strict for stage in xgemm_torch.stages()}
+    listed = {stage.name: stage for stage in xgemm_torch.stages()}
     a, b = timing.operands(size, size, size, layout, device=device, seed=size, rotate=False)[0]
-    first, verdict = None, {"wrong": []}
-    strict = [name for name in stages if keeps[name]]
+    rows = torch.linspace(0, size - 1, CHAIN_ROWS).round().long()
+    picked = a[:, rows.to(a.device)] if trans_a else a[rows.to(a.device)]
+    first: dict[int, tuple[str, Tensor]] = {}  # by the length of the chains
+    verdict: dict[str, Any] = {"wrong": [], "chain_on_cpu": True}
+    strict = [name for name in stages if listed[name].strict]
     for name in strict:
+        share = xgemm_torch.chain_share(size, size, size) if listed[name].splits else 0
         result = fresh(name, layout, a, b)
-        if first is None:
-            first = result
+        if share not in first:
+            first[share] = name, result
             error = timing.float64_error(result, a, b, layout)
-            verdict |= error
+            if len(first) == 1:
+                verdict |= error
             if not error["error_u"] <= error["allowed_u"]:
                 verdict["wrong"].append(f"{name}: {error['error_u']:.3g} u over the bound")
-            rows = torch.linspace(0, size - 1, CHAIN_ROWS).round().long()
-            picked = a[:, rows.to(a.device)] if trans_a else a[rows.to(a.device)]
-            chain = xgemm_torch.sgemm(
-                picked.cpu(), b.cpu(), trans_a=trans_a, trans_b=trans_b, precision="ieee"
-            )
-            verdict["chain_on_cpu"] = torch.equal(result[rows.to(a.device)].cpu(), chain)
-            if not verdict["chain_on_cpu"]:
+            with simt.configure(share=share):
+                chain = xgemm_torch.sgemm(
+                    picked.cpu(), b.cpu(), trans_a=trans_a, trans_b=trans_b, precision="ieee"
+                )
+            if not torch.equal(result[rows.to(a.device)].cpu(), chain):
+                verdict["chain_on_cpu"] = False
                 verdict["wrong"].append(f"{name}: not the bits of the CPU's chain")
-        elif not torch.equal(result, first):
-            verdict["wrong"].append(f"{name}: not the bits of {strict[0]}")
+        elif not torch.equal(result, first[share][1]):
+            verdict["wrong"].append(f"{name}: not the bits of {first[share][0]}")
     verdict["bits_equal"] = not verdict["wrong"]
-    if others := [name for name in stages if not keeps[name]]:
+    if others := [name for name in stages if not listed[name].strict]:
         verdict["errors"] = errors(others, layout, a, b)
         for name in others:
             for text in verdict["errors"][name]["broken"].values():

@@ -35,6 +35,7 @@ class Row:
     row: int
     tile: registry.Tile
     strict: bool = True
+    splits: bool = False
 
     @property
     def key(self) -> str:
@@ -49,7 +50,33 @@ class Row:
 
 def rows_of(stages: Iterable[registry.Stage]) -> list[Row]:
     """Every row of every stage."""
-    return [Row(s.name, i, t, s.strict) for s in stages for i, t in enumerate(s.tiles)]
+    return [Row(s.name, i, t, s.strict, s.splits) for s in stages for i, t in enumerate(s.tiles)]
+
+
+KINDS = ("parts", "chain", "chains")
+"""What makes an element of a result: `Row`s of one kind are measured beside each other."""
+
+
+def kind(row: Row) -> str:
+    """One of `KINDS`."""
+    return "parts" if not row.strict else "chains" if row.splits else "chain"
+
+
+def several(p: shapes.Problem) -> bool:
+    """Whether the strict product makes several chains of an element."""
+    return registry.chain_share(p.m, p.n, p.k) > 0
+
+
+def keeps(row: Row, p: shapes.Problem, *, strict: bool) -> bool:
+    """Whether the row may be taken for ``precision="ieee"``, or for "fp32"."""
+    if not strict:
+        return kind(row) != "chains"
+    return kind(row) == ("chains" if several(p) else "chain")
+
+
+def is_measured(row: Row, p: shapes.Problem) -> bool:
+    """Whether the row may be taken at all."""
+    return kind(row) != "chains" or several(p)
 
 
 def along_k(rs: int, cs: int, length: int, k: int) -> bool:
@@ -195,9 +222,8 @@ class Estimator:
             key: us for key, us in point.us.items() if math.isfinite(models.get(key, math.inf))
         }
         excess = {key: 0.0 for key in models}
-        # Strict rows are measured beside strict ones and the others beside the others.
-        for strict in (True, False):
-            keys = [row.key for row in self.rows if row.strict == strict]
+        for its in KINDS:
+            keys = [row.key for row in self.rows if kind(row) == its]
             measured = [key for key in keys if key in known]
             if not measured:
                 continue
@@ -223,9 +249,9 @@ class Estimator:
         }
 
     def choice(self, p: shapes.Problem, *, strict: bool, without: int | None = None) -> str:
-        """The row of least time, among all or the strict ones, by its key; ties go to the last."""
+        """The row of least time of those that `keeps` lets through; ties go to the last."""
         times = self.estimate(p, without=without)
-        keys = [row.key for row in self.rows if row.strict or not strict]
+        keys = [row.key for row in self.rows if keeps(row, p, strict=strict)]
         return min(reversed(keys), key=lambda key: times[key])
 
     def _place(self, p: shapes.Problem) -> tuple[float, float, float, int, int]:
@@ -251,13 +277,13 @@ def losses(
 ) -> list[tuple[float, shapes.Problem, str]]:
     """How much longer the choice takes than the best measured row, per point, and the choice.
 
-    Among the strict rows, or all. With ``leave_one_out`` each point is estimated from the others:
-    what to expect between points. A choice that was not measured there counts as ``SKIPPED`` times
-    the best.
+    Among the rows that `keeps` lets through. With ``leave_one_out`` each point is estimated from
+    the others: what to expect between points. A choice that was not measured there counts as
+    ``SKIPPED`` times the best.
     """
     rows = []
-    allowed = {row.key for row in estimator.rows if row.strict or not strict}
     for i, point in enumerate(estimator.points):
+        allowed = {row.key for row in estimator.rows if keeps(row, point.problem, strict=strict)}
         key = estimator.choice(point.problem, strict=strict, without=i if leave_one_out else None)
         best = min(us for name, us in point.us.items() if name in allowed)
         rows.append((point.us.get(key, SKIPPED * best) / best - 1, point.problem, key))

@@ -71,11 +71,13 @@ def candidates(p: shapes.Problem, rows: Sequence[Row], so_far: Estimator) -> lis
     _, limit, most = settings_for(p)
     times = so_far.estimate(p)
     chosen: list[Row] = []
-    for strict in (True, False):
+    for kind in select_model.KINDS:
         known = [
             row
             for row in rows
-            if row.strict == strict and math.isfinite(times.get(row.key, math.inf))
+            if select_model.kind(row) == kind
+            and select_model.is_measured(row, p)
+            and math.isfinite(times.get(row.key, math.inf))
         ]
         known.sort(key=lambda row: times[row.key])
         chosen += [row for row in known if times[row.key] <= limit * times[known[0].key]][:most]
@@ -99,10 +101,13 @@ def check(p: shapes.Problem, rows: Sequence[Row], device: str = "cuda") -> list[
     a, b = timing.operands(p.m, p.n, p.k, p.layout, device=device, rotate=False)[0]
     picked = torch.linspace(0, p.m - 1, min(CHAIN_ROWS, p.m)).round().long()
     some = a[:, picked.to(device)] if trans_a else a[picked.to(device)]
-    chain = xgemm_torch.sgemm(
-        some.cpu(), b.cpu(), trans_a=trans_a, trans_b=trans_b, precision="ieee"
-    )
-    wrong, first = [], None
+    chains, first = {}, {}
+    for kind, share in (("chain", 0), ("chains", xgemm_torch.chain_share(p.m, p.n, p.k))):
+        with simt.configure(share=share):
+            chains[kind] = xgemm_torch.sgemm(
+                some.cpu(), b.cpu(), trans_a=trans_a, trans_b=trans_b, precision="ieee"
+            )
+    wrong = []
     wide_a = some.cpu().double().t() if trans_a else some.cpu().double()
     wide_b = b.cpu().double().t() if trans_b else b.cpu().double()
     exact, size = wide_a @ wide_b, wide_a.abs() @ wide_b.abs()
@@ -116,14 +121,15 @@ def check(p: shapes.Problem, rows: Sequence[Row], device: str = "cuda") -> list[
         result = stage_call(row, p.layout)(a, b)
         here = result[picked.to(device)].cpu()
         if not row.strict:
-            if not error_of(here) <= 1.5 * error_of(chain):
+            if not error_of(here) <= 1.5 * error_of(chains["chain"]):
                 wrong.append(f"{p.label}: {row.key} is less accurate than the CPU's chain")
             continue
-        if not torch.equal(here, chain):
-            wrong.append(f"{p.label}: {row.key} has not the bits of the CPU's chain")
-        first = result if first is None else first
-        if not torch.equal(result, first):
-            wrong.append(f"{p.label}: {row.key} has not the bits of {rows[0].key}")
+        kind = select_model.kind(row)
+        if not torch.equal(here, chains[kind]):
+            wrong.append(f"{p.label}: {row.key} has not the bits of the CPU's {kind}")
+        of_first, name = first.setdefault(kind, (result, row.key))
+        if not torch.equal(result, of_first):
+            wrong.append(f"{p.label}: {row.key} has not the bits of {name}")
     return wrong
 
 
@@ -165,7 +171,7 @@ def measure(
             continue
         if time.monotonic() - began > seconds:
             return False
-        chosen = list(rows)
+        chosen = [row for row in rows if select_model.is_measured(row, p)]
         if p.label not in ANCHORS:
             points = points_of(record)
             # Models are fitted again whenever twice as much is known.
@@ -287,7 +293,6 @@ def report(record: Mapping[str, Any], estimator: Estimator) -> str:
     """What the choice loses, and where torch.mm is fastest: among strict rows, then among all."""
     lines = []
     for precision, strict in (("ieee", True), ("fp32", False)):
-        allowed = [row.key for row in estimator.rows if row.strict or not strict]
         for title, left_out in (
             ("at the measured problems", False),
             ("each from the others", True),
@@ -299,7 +304,13 @@ def report(record: Mapping[str, Any], estimator: Estimator) -> str:
                 f"average, at most {loss:.1%} ({problem.label}, {key})"
             )
         ratios = []
+        problems = {p.label: p for p in shapes.suite()}
         for label, row in record["problems"].items():
+            allowed = {
+                row.key
+                for row in estimator.rows
+                if select_model.keeps(row, problems[label], strict=strict)
+            }
             its = {key: us for key, us in row["us"].items() if key in allowed}
             best = min(its, key=lambda key: its[key])
             ratios.append((row["torch_mm_us"] / its[best], label, best))
@@ -312,7 +323,9 @@ def report(record: Mapping[str, Any], estimator: Estimator) -> str:
         lines += [f"  {ratio:6.3f} x  {label:40} {best}" for ratio, label, best in ratios[:10]]
         wins = [best for _, _, best in ratios]
         lines.append("fastest row, how often:")
-        lines += [f"  {wins.count(key):4}  {key}" for key in allowed if key in wins]
+        lines += [
+            f"  {wins.count(row.key):4}  {row.key}" for row in estimator.rows if row.key in wins
+        ]
     return "\n".join(lines)
 
 

@@ -16,15 +16,20 @@ PREDECESSOR = {
     "mma_fp16x3": "cp_async_pipelined",
     "few_rows": "coalesced",
     "wgmma_narrow": "wgmma_bf16x6",
+    "split_k": "cp_async_pipelined",
+    "gemv": "few_rows",
 }
 
 # Headers that hold a stage's kernel, and belong to its code.
 HEADERS = {
+    "cp_async_pipelined": ("pipelined.h",),
     "tma_specialized": ("fetch.h", "ring.h"),
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
     "few_rows": ("few_rows.h",),
-    "wgmma_narrow": ("register_split.h", "shares.h"),
+    "wgmma_narrow": ("narrow_gemm.h", "register_split.h", "shares.h"),
+    "split_k": ("pipelined.h", "chain_sums.h"),
+    "gemv": ("gemv.h", "chain_sums.h"),
 }
 
 LESSONS = {
@@ -199,4 +204,29 @@ order.
 Three bf16 parts need no scale, so nothing has to be known of a row before it is read. What they
 cannot hold, elements near the ends of FP32's range, a thread notices while it splits, for two
 instructions a pair. Only results of tiles that have such elements are looked at again.""",
+    "split_k": """\
+The main loop is that of cp_async_pipelined, to the letter; only the grid is another. A product with
+few results and a long K has few tiles: most of a GPU looks on while some multiprocessors walk along
+K. Here K is cut into shares, and each share of each tile is a block of its own. It makes a chain of
+fused multiply-adds of its share and leaves it in the workspace; a second launch adds an element's
+chains up in order and takes them through the epilogue.
+
+That changes bits, so it must not depend on anything but the problem: the length of a share comes
+from M, N, K and the batch alone, is the same for every tile of the table, on every GPU and on the
+CPU, and `explain` says it. Shorter chains round less often one after the other, so the sum is more
+accurate than one chain, not less.
+
+The last row of the table is for the day when there is no memory for a workspace: one thread makes
+an element's chains one after another and adds them as it goes, with the same bits, slowly.""",
+    "gemv": """\
+A matrix-vector product reads each element of the matrix once and multiplies it once: shared memory
+has nothing to share, and whoever reads at the speed of memory has won. Warps work on their own
+here, without a barrier of the block, each on its columns' share of K.
+
+Where columns lie side by side, a lane takes four of them and asks for sixteen rows at a time, past
+shared memory. Where they lie along k, neighbouring lanes would have to read places far apart; so a
+warp copies 32 columns by 32 k with cp.async, eight lanes side by side along a column, and each lane
+then reads its own column back, 16 bytes at a time. Rows of the slice are 36 floats apart: eight
+lanes that read at once meet 32 different banks. Three slices are on their way while one is
+multiplied. The chains are split_k's: same lengths, same order, same bits.""",
 }

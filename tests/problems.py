@@ -18,7 +18,10 @@ STAGES = [stage.name for stage in xgemm_torch.stages()]
 """The stages of this build."""
 
 STRICT = [stage.name for stage in xgemm_torch.stages() if stage.strict]
-"""Those whose bits are those of the chain."""
+"""Those whose bits are those of chains of fused multiply-adds."""
+
+SPLITS = [stage.name for stage in xgemm_torch.stages() if stage.splits]
+"""Those of them that make several chains of an element where `chain_share` says so."""
 
 PARTS = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
 """Those that are as accurate as the chain, with other bits."""
@@ -168,12 +171,13 @@ def right(
 ) -> bool:
     """Whether a stage's result keeps what it promises of each element by itself.
 
-    A strict stage has the chain's bits. Another is within (34 + K / 16) u of |A| |B|: more than is
-    ever found, and a hundredth of what a lost part of an operand costs. What is not finite is so
-    just where the chain is not.
+    A strict stage has the bits of one chain, or of the sum of several if it splits. Another is
+    within (34 + K / 16) u of |A| |B|: more than is ever found, and a hundredth of what a lost part
+    of an operand costs. What is not finite is so just where the chain is not.
     """
     got, a, b = got.cpu(), a.cpu(), b.cpu()
-    chain = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
+    with xgemm_torch.simt.configure(share=None if stage in SPLITS else 0):
+        chain = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
     if stage in STRICT:
         return same_bits(got, chain)
     finite = chain.isfinite()

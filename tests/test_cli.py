@@ -26,9 +26,7 @@ def python(code, *, tail=()):
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     arguments = [sys.executable, "-c", code] if code else [sys.executable, *tail]
     variables = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(
-        arguments, capture_output=True, text=True, timeout=60, env=variables
-    )
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=variables)
 
 
 # The entry
@@ -248,7 +246,7 @@ def test_explain_as_json(capsys):
     assert all(not row["legal"] for row in strict["candidates"] if not keeps[row["kernel"]])
     assert main([*arguments, "--workspace", "0"]) == 0
     poor = json.loads(capsys.readouterr().out)
-    assert all(row["legal"] == (row["workspace"] == 0) for row in poor["candidates"])
+    assert all(row["able"] == (row["workspace"] == 0) for row in poor["candidates"])
     assert main([*arguments, "--workspace", "-1"]) == 2
     assert "workspace must not be negative" in capsys.readouterr().err
 

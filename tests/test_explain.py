@@ -81,7 +81,9 @@ def test_a_stage_asked_for(name, monkeypatch):
         assert found == auto
     else:
         assert found.why == f"asked for; auto would take {auto.kernel}"
-        assert found.blocks == -(-1000 // found.tile.BM) * -(-900 // found.tile.BN)
+        m, n = (900, 1000) if name in problems.SPLITS else (1000, 900)  # fewer rows than columns
+        chains = -(-800 // xgemm_torch.chain_share(m, n, 800)) if name in problems.SPLITS else 1
+        assert found.blocks == -(-m // found.tile.BM) * -(-n // found.tile.BN) * chains
         assert found.blocks_per_sm == found.tile.min_blocks
 
 
@@ -128,6 +130,8 @@ def test_auto_without_memory_for_a_workspace(name, monkeypatch):
         found = xgemm_torch.explain(*size, workspace=room)
         assert found.workspace <= room
         for c in found.candidates:
+            if c.kernel in problems.SPLITS:
+                continue
             assert c.legal == (c.workspace <= room)
             if not c.legal:
                 assert c.why == (

@@ -755,9 +755,7 @@ def reaches_cpp(case: str) -> bool:
     return not any(isinstance(t, Tensor) and t.is_meta for t in (*args, *kwargs.values()))
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in WRONG if WRONG[c][2] is ValueError and reaches_cpp(c)]
-)
+@pytest.mark.parametrize("case", [c for c in WRONG if WRONG[c][2] is ValueError and reaches_cpp(c)])
 def test_cpp_says_the_same(case):
     """Without Python's kernels in the way, C++ finds every wrong size and name itself."""
     args, kwargs, kind, text = WRONG[case]

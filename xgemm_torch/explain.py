@@ -24,10 +24,11 @@ class Candidate:
         kernel: the stage's name.
         row: which row of the stage's tile table.
         tile: that row.
-        legal: whether the stage can take the problem on that device.
-        why: why not; empty when legal.
-        blocks: thread blocks in the grid; 0 when not legal.
-        waves: blocks over blocks that run at once; 0 when not legal.
+        legal: whether "auto" may take it: it can run there, and keeps the precision's promise.
+        able: whether it can run there, if asked for by its name.
+        why: why it is not legal; empty when it is.
+        blocks: thread blocks in the grid; 0 when not able.
+        waves: blocks over blocks that run at once; 0 when not able.
         predicted_us: its time in microseconds, or an estimate that is good for comparing rows; None
             where there is none.
         basis: what that time rests on: "measured", this problem on such a GPU; "estimated", the
@@ -43,6 +44,7 @@ class Candidate:
     row: int
     tile: Tile
     legal: bool
+    able: bool
     why: str
     blocks: int
     waves: float
@@ -326,7 +328,7 @@ def _on_cuda(
     if kernel not in ("auto", found["kernel"]):
         runs = next(c for c in candidates if c.kernel == kernel and c.by_name)
         why = f"asked for; auto would take {found['kernel']}"
-        if not runs.legal:
+        if not runs.able:
             why = f"asked for, but it cannot take this: {runs.why}"
     elif found["kernel"] is not None:
         at = (found["kernel"], found["row"])

@@ -104,12 +104,12 @@ std::string json(const Candidate& c, const std::string& scheme) {
   const bool legal = c.why_not.empty();
   std::ostringstream s;
   s << "{\"kernel\":" << quoted(c.stage->name) << ",\"row\":" << c.row
-    << ",\"legal\":" << (legal ? "true" : "false") << ",\"why\":" << quoted(c.why_not)
-    << ",\"tile\":" << json(c.tile()) << ",\"blocks\":" << c.blocks
-    << ",\"scheme\":" << quoted(scheme) << ",\"workspace\":" << c.workspace
-    << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds)
-    << ",\"basis\":" << quoted(name(c.basis)) << ",\"by_name\":" << (c.by_name ? "true" : "false")
-    << "}";
+    << ",\"legal\":" << (legal ? "true" : "false") << ",\"able\":" << (c.able ? "true" : "false")
+    << ",\"why\":" << quoted(c.why_not) << ",\"tile\":" << json(c.tile())
+    << ",\"blocks\":" << c.blocks << ",\"scheme\":" << quoted(scheme)
+    << ",\"workspace\":" << c.workspace << ",\"waves\":" << number(c.waves)
+    << ",\"predicted_us\":" << number(c.microseconds) << ",\"basis\":" << quoted(name(c.basis))
+    << ",\"by_name\":" << (c.by_name ? "true" : "false") << "}";
   return s.str();
 }
 

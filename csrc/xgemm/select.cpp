@@ -66,13 +66,21 @@ bool describes(const TableRow& r, const Stage& s, const Tile& t) {
          t.min_blocks == r.min_blocks && t.cluster == r.cluster;
 }
 
+// What makes an element of D: rows of one kind are measured beside each other.
+enum class Kind { parts, chain, chains };
+Kind kind_of(const Stage& s) {
+  return !s.strict ? Kind::parts : s.splits ? Kind::chains : Kind::chain;
+}
+
 // What the stage would break of the promise, or null.
 const char* breaks(const Stage& s, const Gemm& g, bool strict) {
   const bool several = chain_count(g) > 1;
-  if (strict && !s.strict) return "does not keep the bits of the chain";
-  if (strict && several && !s.splits) return "makes one chain of an element, not several";
+  const Kind kind = kind_of(s);
+  if (strict && kind == Kind::parts) return "does not keep the bits of the chain";
+  if (strict && several && kind == Kind::chain) return "makes one chain of an element, not several";
+  if (strict && !several && kind == Kind::chains) return "is for elements of several chains";
   // What is not finite is to be so just where it is in one chain.
-  if (!strict && several && s.splits) return "may be infinite elsewhere than one chain is";
+  if (!strict && kind == Kind::chains) return "may be infinite elsewhere than one chain is";
   return nullptr;
 }
 
@@ -116,8 +124,7 @@ Selector::Selector(std::span<const Stage> all, const Table& table) : all_(all), 
 }
 
 // A row that the point lacks was expected to take `skipped` times the least; longer, where its
-// model times the best row's correction says so. Strict rows are measured beside strict ones and
-// the others beside the others.
+// model times the best row's correction says so: the best of its kind.
 void Selector::add(const TablePoint& p) {
   Gemm g;
   g.m = p.m, g.n = p.n, g.k = p.k;
@@ -126,19 +133,19 @@ void Selector::add(const TablePoint& p) {
   std::array<double, kTableRows> by_model{};
   struct {
     double us = INFINITY, excess = 0;
-  } least[2];  // by whether strict
+  } least[3];  // by kind
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (!rows_[i].known) continue;
     by_model[i] = model(rows_[i], g, {table_.sm, table_.sm_count}, p.layout);
     const double us = p.us[static_cast<size_t>(rows_[i].known - table_.rows.data())];
     if (us <= 0 || !std::isfinite(by_model[i])) continue;
     m.rows |= uint64_t{1} << i;
-    auto& its = least[rows_[i].stage->strict];
+    auto& its = least[static_cast<int>(kind_of(*rows_[i].stage))];
     if (us < its.us) its = {us, std::log2(us / by_model[i])};
   }
   for (size_t i = 0; i < rows_.size(); ++i) {
     double excess = 0;
-    const auto& its = least[rows_[i].stage->strict];
+    const auto& its = least[static_cast<int>(kind_of(*rows_[i].stage))];
     if (m.rows >> i & 1)
       excess =
           std::log2(p.us[static_cast<size_t>(rows_[i].known - table_.rows.data())] / by_model[i]);
@@ -279,8 +286,8 @@ int Selector::row(const Stage& stage, const Gemm& g, const Device& device) const
 Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t workspace) const {
   Choice choice;
   for (const Stage& s : all_) {
-    std::string why_not = refusal(s, g, device);
-    if (const char* broken = breaks(s, g, strict)) why_not = broken;
+    const std::string why_not = refusal(s, g, device);
+    const char* const broken = breaks(s, g, strict);
     const int by_name = row(s, g, device);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
       std::string why_not_row = why_not;
@@ -292,9 +299,12 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
       if (why_not_row.empty() && needed > workspace)
         why_not_row = "needs " + std::to_string(needed) +
                       " bytes of workspace, there is memory for " + std::to_string(workspace);
+      const bool able = why_not_row.empty();
+      if (broken) why_not_row = broken;
       choice.candidates.push_back({.stage = &s,
                                    .row = static_cast<int>(i),
                                    .why_not = why_not_row,
+                                   .able = able,
                                    .workspace = needed,
                                    .by_name = by_name == static_cast<int>(i)});
     }
@@ -304,10 +314,12 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   const Near near = estimate(0, rows_.size(), g, device, workspace, use, of);
   for (size_t i = 0; i < rows_.size(); ++i) {
     Candidate& c = choice.candidates[i];
-    if (!c.why_not.empty()) continue;
-    c.blocks = blocks_of(c.tile(), g);
+    if (!c.able) continue;
+    c.blocks = c.stage->splits ? blocks_of(c.tile(), rows_first(g)) * chain_count(g)
+                               : blocks_of(c.tile(), g);
     c.waves = static_cast<double>(c.blocks) /
               (static_cast<double>(device.sm_count) * c.tile().min_blocks);
+    if (!c.why_not.empty()) continue;
     c.microseconds = of[i].microseconds;
     c.basis = of[i].basis;
   }

@@ -35,6 +35,7 @@ struct Candidate {
   const Stage* stage = nullptr;
   int row = 0;
   std::string why_not;  // empty when legal
+  bool able = true;  // whether it can run, if asked for by its name; legal rows are able
   int64_t blocks = 0;
   double waves = 0;  // blocks / (SMs * resident blocks), before rounding up
   double microseconds = 0;

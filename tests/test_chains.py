@@ -1,0 +1,196 @@
+"""The strict product in several chains: where K is cut, and that everybody cuts it there."""
+
+import json
+
+import problems
+import pytest
+import torch
+
+import xgemm_torch
+from xgemm_torch import _C, simt
+
+STAGES = {s.name: s for s in xgemm_torch.stages() if s.splits}
+ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]
+
+# Bits rest on these: another length is another result for users, to be told in the changelog.
+LENGTHS = {
+    (1, 1, 1): 0,
+    (4096, 4096, 4096): 0,
+    (512, 512, 512): 0,
+    (1, 4096, 4096): 192,
+    (4096, 1, 4096): 192,
+    (8, 768, 3072): 64,
+    (64, 4096, 4096): 256,
+    (768, 768, 8192): 1184,
+    (1000, 1000, 1000): 256,
+    (64, 64, 1048576): 1024,
+    (1, 50257, 1024): 0,
+    (16, 16, 639): 0,
+    (16, 16, 640): 64,
+}
+
+
+def test_lengths_stay_what_they_are():
+    assert {size: xgemm_torch.chain_share(*size) for size in LENGTHS} == LENGTHS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_size_has_a_length(seed):
+    """A multiple of 32 below K, or none; the same for a problem and its transpose."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(2000):
+        m, n, k, batch = (
+            int(2 ** (high * torch.rand((), generator=generator).item()))
+            for high in (20, 20, 24, 8)
+        )
+        share = xgemm_torch.chain_share(m, n, k, batch)
+        assert share == xgemm_torch.chain_share(n, m, k, batch)
+        assert share == 0 or (share % 32 == 0 and 32 < share < k), (m, n, k, batch)
+    assert xgemm_torch.chain_share(0, 5, 9000) == xgemm_torch.chain_share(5, 5, 0) == 0
+    assert xgemm_torch.chain_share(1, 1, 2**40) > 0
+    assert xgemm_torch.chain_share(1, 1, 2**62) == 0
+    assert xgemm_torch.chain_share(2**40, 2**40, 2**62) == 0
+
+
+def test_sizes_must_not_be_negative():
+    with pytest.raises(ValueError, match="sizes must not be negative"):
+        xgemm_torch.chain_share(1, -2, 3)
+    with (
+        pytest.raises(ValueError, match="share must be -1 or more, got -2"),
+        simt.configure(share=-2),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("share", [1, 32, 50, 99, 100, 1000])
+def test_the_cpu_adds_chains_in_order(share):
+    """Against one chain for each cut, added one by one."""
+    a, b, c = problems.wide(5, 100), problems.wide(100, 70), problems.wide(5, 70)
+    with simt.configure(share=0):
+        chains = [
+            xgemm_torch.sgemm(a[:, k : k + share], b[k : k + share], precision="ieee")
+            for k in range(0, 100, share)
+        ]
+    total = chains[0]
+    for chain in chains[1:]:
+        total = total + chain
+    with simt.configure(share=share):
+        got = xgemm_torch.sgemm(a, b, precision="ieee")
+        scaled = xgemm_torch.sgemm(a, b, c, alpha=0.5, beta=2.0, precision="ieee")
+    assert problems.same_bits(got, total)
+    assert torch.equal(scaled, (2.0 * c.double() + 0.5 * total.double()).float())
+
+
+def test_one_chain_or_several():
+    """-0 stays -0, and K = 0 gives +0, with any number of chains."""
+    a, b = torch.full((3, 96), -0.0), torch.ones(96, 4)
+    for share in (0, 32, 64):
+        with simt.configure(share=share):
+            for kernel in ("auto", *STAGES):
+                got = xgemm_torch.sgemm(a, b, kernel=kernel, precision="ieee")
+                assert problems.same_bits(got, torch.zeros(3, 4)), (share, kernel)
+                got = xgemm_torch.sgemm(a[:, :0], b[:0], kernel=kernel, precision="ieee")
+                assert problems.same_bits(got, torch.zeros(3, 4)), (share, kernel)
+
+
+SIZES = [(1, 70, 129), (4, 33, 64), (5, 65, 97), (18, 70, 161), (131, 3, 200), (70, 66, 100)]
+
+
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+@pytest.mark.parametrize("stage, row", ROWS)
+def test_stages_make_the_cpus_chains(stage, row, layout):
+    for m, n, k in SIZES:
+        a, b, flags = problems.operands(m, n, k, layout, data="wide")
+        c = problems.wide(m, n)
+        options = flags | {"alpha": 1.7, "beta": -0.3, "activation": "relu"}
+        for share in (32, 96):
+            with simt.configure(share=share, row=row):
+                got = xgemm_torch.sgemm(a, b, c, kernel=stage, **options)
+                want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
+            assert problems.same_bits(got, want), (m, n, k, share)
+
+
+@pytest.mark.parametrize("stage, row", ROWS)
+def test_batches(stage, row):
+    a, b = problems.wide(3, 5, 100), problems.wide(1, 100, 40)
+    with simt.configure(share=32, row=row):
+        got = xgemm_torch.sgemm(a, b, kernel=stage)
+        assert problems.same_bits(got, xgemm_torch.sgemm(a, b, precision="ieee"))
+
+
+@pytest.mark.parametrize("stage, row", ROWS)
+def test_orders_of_threads_do_not_matter(stage, row):
+    a, b = problems.wide(7, 170), problems.wide(170, 60)
+    results = []
+    for order in ("forward", "reverse", "random"):
+        with simt.configure(share=64, row=row, order=order, seed=3):
+            results.append(xgemm_torch.sgemm(a, b, kernel=stage))
+    assert all(problems.same_bits(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("size", [(8, 768, 3072), (1, 4096, 4096), (64, 64, 100000)])
+def test_ieee_takes_the_stages_that_split(size, monkeypatch):
+    """On every GPU; "fp32" never does, and without memory for a workspace a row that needs none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = xgemm_torch.explain(*size, precision="ieee")
+    share = xgemm_torch.chain_share(*size)
+    assert found.kernel in STAGES and found.workspace > 0
+    assert f"{-(-size[2] // share)} chains of {share} along k" in found.scheme
+    assert xgemm_torch.explain(*size).kernel not in STAGES
+    poor = xgemm_torch.explain(*size, precision="ieee", workspace=0)
+    assert poor.kernel in STAGES and poor.workspace == 0
+    for sm, sm_count in ((80, 108), (86, 84), (90, 132), (100, 148)):
+        m, n, k = size
+        chosen = json.loads(
+            _C.explain(m, n, k, 1, k, 1, True, n, 1, True, sm, sm_count, True, -1, 0, 0)
+        )
+        assert chosen["kernel"] in STAGES
+    cpu = xgemm_torch.explain(torch.ones(2, 6000), torch.ones(6000, 3), precision="ieee")
+    share = xgemm_torch.chain_share(2, 3, 6000)
+    assert f"{-(-6000 // share)} chains of {share} along k" in cpu.why
+
+
+def test_one_chain_keeps_them_away(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert xgemm_torch.explain(4096, 4096, 4096, precision="ieee").kernel not in STAGES
+
+
+@pytest.mark.parametrize("size", [(3, 20, 700), (1, 33, 2000), (40, 30, 1300)])
+def test_without_settings(size):
+    """The lengths that users meet, through a stage's own source."""
+    m, n, k = size
+    assert xgemm_torch.chain_share(m, n, k)
+    a, b = problems.wide(m, k), problems.wide(k, n)
+    want = xgemm_torch.sgemm(a, b, precision="ieee")
+    for stage in STAGES:
+        assert problems.same_bits(xgemm_torch.sgemm(a, b, kernel=stage), want)
+    with simt.configure(share=0):
+        assert not problems.same_bits(xgemm_torch.sgemm(a, b, precision="ieee"), want)
+
+
+def test_gradients_are_cut_by_their_own_sizes():
+    x = problems.normal(3, 700).requires_grad_()
+    w = problems.normal(700, 5).requires_grad_()
+    g = problems.normal(3, 5)
+    xgemm_torch.sgemm(x, w, precision="ieee").backward(g)
+    assert problems.same_bits(x.grad, xgemm_torch.sgemm(g, w, trans_b=True, precision="ieee"))
+    assert problems.same_bits(w.grad, xgemm_torch.sgemm(x, g, trans_a=True, precision="ieee"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+@pytest.mark.parametrize(
+    "size",
+    [(1, 4096, 4096), (3, 1001, 5000), (8, 768, 3072), (64, 768, 3072), (130, 190, 2050),
+     (1000, 1000, 1000), (64, 64, 65536)],
+)  # fmt: skip
+def test_a_gpu_has_the_cpus_bits(size, layout):
+    m, n, k = size
+    a, b, flags = problems.operands(m, n, k, layout, data="wide")
+    want = xgemm_torch.sgemm(a, b, precision="ieee", **flags)
+    on_gpu = [t.cuda() for t in (a, b)]
+    for kernel in ("auto", *STAGES):
+        precision = "ieee" if kernel == "auto" else "fp32"
+        for _ in range(2):
+            got = xgemm_torch.sgemm(*on_gpu, kernel=kernel, precision=precision, **flags)
+            assert problems.same_bits(got.cpu(), want), kernel
