@@ -30,15 +30,17 @@ def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layou
     tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
     assert drawn.threads == tile.threads + tile.producers
     assert drawn.rows == tile.BM and (drawn.owner >= 0).all()
-    # Where its lanes walk k, a block of few_rows has fewer columns than threads.
-    if (stage, layout) != ("few_rows", "TT"):
+    # Where their lanes walk k, blocks of few_rows and gemv have fewer columns.
+    along_k = layout == "TT" and stage in ("few_rows", "gemv")
+    if not along_k:
         assert drawn.columns == tile.BN
         results = np.bincount(drawn.owner.reshape(-1), minlength=tile.threads)
         assert (results == tile.TM * tile.TN).all() and len(results) == tile.threads
     assert drawn.stray_reads() == 0
     assert drawn.staged == (stage in STAGED and drawn.named)
     # Stages that are not strict may turn their operands into something else on the way.
-    assert not drawn.named if stage in BY_TMA else drawn.named or not STAGES[stage].strict
+    exact = STAGES[stage].strict and not along_k
+    assert not drawn.named if stage in BY_TMA else drawn.named or not exact
 
 
 @pytest.mark.parametrize("stage", BY_TMA)
@@ -259,7 +261,9 @@ def test_a_picture_is_the_same_file_each_time_and_may_be_a_png(tmp_path):
 def test_counts_are_of_whole_tiles_and_of_every_line_that_a_picture_shows(stage):
     tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
     m, n, k = counts.SHAPE
-    assert m % tile.BM == 0 and n % tile.BN == 0 and k % tile.BK == 0
+    # A block of gemv has more columns than that, if there are so many.
+    assert m % tile.BM == 0 and k % tile.BK == 0
+    assert n % tile.BN == 0 or stage == "gemv"
     if stage not in BY_TMA:
         # All buffers are filled once: a pipeline's first slices and those that its loop brings in.
         assert k >= tile.BK * tile.buffers

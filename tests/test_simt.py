@@ -254,6 +254,8 @@ def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str]]:
     """
     if stage.name == "few_rows":
         return [(k, layout) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
+    if stage.name == "gemv":
+        return [(200, "NN")]  # longer than the ring of a warp
     return [
         (k, "NN") for k in ((depth(stage),) if stage.strict else (depth(stage), 1100, 2100, 4200))
     ]

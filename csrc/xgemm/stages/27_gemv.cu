@@ -10,10 +10,10 @@ namespace xgemm::XGEMM_FLAVOUR::gemv {
 
 constexpr Tile tile(int rows, int min_blocks, float rate) {
   return {.BM = rows,
-          .BN = kGemvThreads,
+          .BN = 4 * kGemvThreads,  // or a quarter, where columns lie along k
           .BK = 1,
           .TM = rows,
-          .TN = 1,
+          .TN = 4,
           .width = 4,
           .buffers = 0,
           .min_blocks = min_blocks,
