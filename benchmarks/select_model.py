@@ -71,12 +71,12 @@ def keeps(row: Row, p: shapes.Problem, *, strict: bool) -> bool:
     """Whether the row may be taken for ``precision="ieee"``, or for "fp32"."""
     if not strict:
         return kind(row) != "chains"
-    return kind(row) == ("chains" if several(p) else "chain")
+    return is_measured(row, p) if kind(row) == "chains" else row.strict and not several(p)
 
 
 def is_measured(row: Row, p: shapes.Problem) -> bool:
     """Whether the row may be taken at all."""
-    return kind(row) != "chains" or several(p)
+    return kind(row) != "chains" or several(p) or min(p.m, p.n) <= 16
 
 
 def along_k(rs: int, cs: int, length: int, k: int) -> bool:

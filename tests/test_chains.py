@@ -24,7 +24,7 @@ LENGTHS = {
     (768, 768, 8192): 1184,
     (1000, 1000, 1000): 256,
     (64, 64, 1048576): 1024,
-    (1, 50257, 1024): 0,
+    (1, 50257, 1024): 512,
     (16, 16, 639): 0,
     (16, 16, 640): 64,
 }
@@ -48,7 +48,7 @@ def test_any_size_has_a_length(seed):
         assert share == 0 or (share % 32 == 0 and 32 < share < k), (m, n, k, batch)
     assert xgemm_torch.chain_share(0, 5, 9000) == xgemm_torch.chain_share(5, 5, 0) == 0
     assert xgemm_torch.chain_share(1, 1, 2**40) > 0
-    assert xgemm_torch.chain_share(1, 1, 2**62) == 0
+    assert 0 < xgemm_torch.chain_share(1, 1, 2**62) < 2**62
     assert xgemm_torch.chain_share(2**40, 2**40, 2**62) == 0
 
 

@@ -15,27 +15,31 @@ constexpr int64_t kShareStep = 32;
 
 // Of k, in a chain; 0 where one chain is all of K. More are made where D has too few tiles to keep
 // a large GPU busy: as many as cost least by this model of one, in nanoseconds. On an H200 its
-// answers take 2.4% longer than the best cut of those measured (benchmarks/chain_shares.py,
+// answers take 2.5% longer than the best cut of those measured (benchmarks/chain_shares.py,
 // 2026-11-22).
 inline int64_t chain_share(int64_t m, int64_t n, int64_t k, int64_t batch) {
   constexpr int64_t kSms = 132, kLong = 64, kLeastK = 640, kLeastShare = 64, kMostAnSm = 18;
-  // Up to so many rows: a tile's rows, how many tiles an SM works on at a time, and what all of
-  // them take for each k.
+  // Up to so many rows: a tile's rows, how many tiles an SM works on at a time, what all of them
+  // take for each k; and how much longer than by that it takes without a cut, in hundredths: less
+  // where the stages that then run are quicker, more where they are far from it.
   struct Kind {
-    int64_t up_to, rows, at_once, per_k;
+    int64_t up_to, rows, at_once, per_k, one_chain;
   };
-  constexpr Kind kKinds[] = {
-      {4, 16, 12, 25}, {16, 16, 6, 60}, {32, 32, 4, 70}, {INT64_MAX, 64, 10, 120}};
+  constexpr Kind kKinds[] = {{4, 16, 12, 25, 200},
+                             {16, 16, 6, 60, 120},
+                             {32, 32, 4, 70, 100},
+                             {INT64_MAX, 64, 10, 120, 80}};
   // Of a full SM's time, in hundredths, that so many eighths of its tiles take.
   constexpr int64_t kPart[] = {0, 35, 50, 61, 71, 79, 87, 94, 100};
-  // Without a cut other stages may run, which are quicker: in hundredths.
-  constexpr int64_t kOneChain = 80;
   if (k < kLeastK || m == 0 || n == 0 || batch == 0) return 0;
   const int64_t rows = std::min(m, n), columns = std::max(m, n);
   const Kind& kind =
       *std::find_if(kKinds, std::end(kKinds), [&](const Kind& x) { return rows <= x.up_to; });
-  const int64_t tiles = ceil_div(rows, kind.rows) * ceil_div(columns, kLong) * batch;
-  if (tiles * 2 > kMostAnSm * kSms) return 0;
+  constexpr int64_t kMostTiles = kMostAnSm * kSms / 2;  // which a cut into two would double
+  const int64_t down = ceil_div(rows, kind.rows), across = ceil_div(columns, kLong);
+  if (down > kMostTiles || across > kMostTiles || batch > kMostTiles) return 0;
+  const int64_t tiles = down * across * batch;
+  if (tiles > kMostTiles) return 0;
   const auto cost = [&](int64_t shares, int64_t share) {
     const int64_t of_an_sm = ceil_div(tiles * shares, kSms);
     const int64_t part = kPart[ceil_div(of_an_sm % kind.at_once * 8, kind.at_once)];
@@ -44,7 +48,7 @@ inline int64_t chain_share(int64_t m, int64_t n, int64_t k, int64_t batch) {
     const int64_t adding = shares > 1 ? 3000 + rows * columns * batch * shares / 300 : 0;
     return rounds * min_of(share, int64_t{1} << 40) * kind.per_k / 100 + adding;
   };
-  int64_t best = 0, least = cost(1, k) * kOneChain / 100;
+  int64_t best = 0, least = cost(1, k) * kind.one_chain / 100;
   // So many tiles an SM: few enough ways to ask in every call.
   for (const int64_t of_an_sm : {1, 2, 3, 4, 6, 8, 12, static_cast<int>(kMostAnSm)}) {
     const int64_t shares = std::min(of_an_sm * kSms / tiles, k / kLeastShare);
@@ -55,6 +59,10 @@ inline int64_t chain_share(int64_t m, int64_t n, int64_t k, int64_t batch) {
   }
   return best;
 }
+
+// Whether stages that make several chains are the ones for a single chain, too: nothing else is
+// made for so few rows.
+inline bool is_narrow(int64_t m, int64_t n) { return std::min(m, n) <= 16; }
 
 XGEMM_HD int64_t chain_count(const Gemm& g) {
   return g.share > 0 && g.k > g.share ? ceil_div(g.k, g.share) : 1;

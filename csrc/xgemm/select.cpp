@@ -78,7 +78,8 @@ const char* breaks(const Stage& s, const Gemm& g, bool strict) {
   const Kind kind = kind_of(s);
   if (strict && kind == Kind::parts) return "does not keep the bits of the chain";
   if (strict && several && kind == Kind::chain) return "makes one chain of an element, not several";
-  if (strict && !several && kind == Kind::chains) return "is for elements of several chains";
+  if (strict && !several && kind == Kind::chains && !is_narrow(g.m, g.n))
+    return "is for elements of several chains, or for few rows";
   // What is not finite is to be so just where it is in one chain.
   if (!strict && kind == Kind::chains) return "may be infinite elsewhere than one chain is";
   return nullptr;

@@ -16,8 +16,8 @@ constexpr Tile kTiles[] = {
     pipelined_tile(64, 64, 16, 8, 4, 4, 6, 42.8f),
     pipelined_tile(64, 128, 16, 8, 8, 4, 4, 47.7f),
     pipelined_tile(128, 128, 16, 8, 8, 4, 2, 48.0f),
-    // Without a workspace: a thread makes an element's chains one after another.
-    {.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .min_blocks = 2, .group = 1, .rate = 4.f},
+    // Without a workspace: a thread makes an element's chains one after another. The last resort.
+    {.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .min_blocks = 2, .group = 1},
 };
 constexpr int kPipelined = std::size(kTiles) - 1, kInTurn = kPipelined;
 
