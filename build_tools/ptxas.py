@@ -125,11 +125,13 @@ def row_of(f: Function, tiles: Sequence[Tile]) -> int | None:
 
     ``kernel`` has its row as its first template argument, where that is an integer. Those of
     ``wgmma_kernel`` are its tile's: the type of the parts, BM, the blocks of a cluster, the buffers
-    (wgmma_gemm.h). Others help: they split the operands, or take over what a stage's own scheme
-    cannot hold.
+    (wgmma_gemm.h). ``in_turn`` is for the row that has no slices (26_split_k.cu). Others help: they
+    split the operands, add up sums, or take over what a stage's own scheme cannot hold.
     """
     if f.kernel == "kernel":
         return int(f.arguments[0]) if f.arguments and f.arguments[0].isdigit() else 0
+    if f.kernel == "in_turn":
+        return next(row for row, tile in enumerate(tiles) if not tile.buffers)
     if f.kernel == "wgmma_kernel":
         half, rows, cluster, buffers = f.arguments
         parts = 2 + HALVES.index(half)

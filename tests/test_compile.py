@@ -330,7 +330,8 @@ def count(opcodes, name):
 def test_the_product_is_fused_multiply_adds_and_unrolled(stage):
     tiles = {f.name: tile for f, tile in kernels_of_rows(stage)}
     for (arch, name), opcodes in machine_code(stem(stage)).items():
-        if stage.strict:
+        # What adds up the chains of a stage that splits has no products to make.
+        if stage.strict and (name in tiles or not stage.splits):
             assert count(opcodes, "FFMA") >= tiles[name].TM * tiles[name].TN, (arch, name)
 
 
