@@ -97,25 +97,6 @@ struct FetchJob {
   FetchMap a, b;
 };
 
-// What the threads that fetch do, half of them for each operand. `origin` gives a tile's.
-template <Tile T, bool kA, bool kB, class Origins>
-__device__ __forceinline__ void fetch_tiles(SliceRing<T, kA, kB>& ring, const FetchJob& job,
-                                            const Gemm& g, uint32_t tiles, Origins origin) {
-  constexpr int kEach = T.producers / 2;
-  const int thread = threadIdx.x % kEach, z = blockIdx.z;
-  RingPlace<T.buffers> at;
-  if (threadIdx.x < T.threads() + kEach) {
-    const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, g.a.bs ? z : 0, thread};
-    for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
-      a.fetch(ring.a, ring.full, ring.empty, at, origin(t).i);
-  } else {
-    const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n,   g.k, job.b,
-                                            g.b.bs ? z : 0,   thread};
-    for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
-      b.fetch(ring.b, ring.full, ring.empty, at, origin(t).j);
-  }
-}
-
 // As many blocks for each matrix as run at a time, or as it has tiles.
 template <Tile T, bool kA, bool kB>
 void launch_fetching(void (*kernel)(FetchJob), const Gemm& g, const Context& context) {

@@ -7,28 +7,16 @@
 #include <utility>
 
 #include "xgemm/fetch.h"
-#include "xgemm/fragment.h"
+#include "xgemm/pipelined.h"
 
 namespace xgemm::XGEMM_FLAVOUR::tma_specialized {
 
 constexpr int kProducers = 128;  // a warpgroup, of which registers are taken; half for each operand
 
 constexpr Tile tile(int BM, int BN, int TM, int TN, int min_blocks, float rate) {
-  return {.BM = BM,
-          .BN = BN,
-          .BK = 32,
-          .WM = kLanesM * TM,
-          .WN = kLanesN * TN,
-          .TM = TM,
-          .TN = TN,
-          .width = 4,
-          .buffers = 4,
-          .pad_a = 4,
-          .pad_b = 4,
-          .a_rows = 32,
-          .min_blocks = min_blocks,
-          .producers = kProducers,
-          .rate = rate};
+  Tile t = pipelined_tile(BM, BN, 32, TM, TN, 4, min_blocks, rate);
+  t.producers = kProducers;
+  return t;
 }
 
 // One block of the large tile on a multiprocessor, or two of the small one, which leaves fewer of
@@ -61,9 +49,21 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
   const auto origin = [&](uint32_t t) {
     return raster<uint32_t>(t, g.m, g.n, T.BM, T.BN, T.group);
   };
+  RingPlace<T.buffers> at;
   if (threadIdx.x >= T.threads()) {
     registers_down<kFetchRegisters[kRow]>();
-    fetch_tiles<T, kA, kB>(ring, job, g, tiles, origin);
+    constexpr int kEach = kProducers / 2;
+    const int thread = threadIdx.x % kEach, z = blockIdx.z;
+    if (threadIdx.x < T.threads() + kEach) {
+      const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, g.a.bs ? z : 0, thread};
+      for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
+        a.fetch(ring.a, ring.full, ring.empty, at, origin(t).i);
+    } else {
+      const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n,   g.k, job.b,
+                                              g.b.bs ? z : 0,   thread};
+      for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
+        b.fetch(ring.b, ring.full, ring.empty, at, origin(t).j);
+    }
     return;
   }
   registers_up<kMathRegisters[kRow]>();
@@ -75,7 +75,6 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
   const Smem first_a(&ring.a[0][0][ty]), first_b(&ring.b[0][0][tx]);
   const int slices = slice_count(g.k, T.BK);
   float ra[2][TM], rb[2][TN];
-  RingPlace<T.buffers> at;
   mbarrier_wait(&ring.full[at.stage], at.parity);
   Smem as = first_a, bs = first_b;
   load_fragment<kStrideM>(ra[0], as);
