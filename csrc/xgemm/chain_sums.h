@@ -1,6 +1,9 @@
 // The strict product in several chains: where they are left, and how they are added up.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+
 #include "xgemm/chains.h"
 #include "xgemm/launch.h"
 #include "xgemm/split.h"
@@ -9,6 +12,17 @@ namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
 constexpr int kAddThreads = 128;
+
+// Whether a launch on this device may be `dependent`: code for older ones, from which another GPU
+// may make its own, does not wait there.
+inline bool may_depend(const Device& device) {
+#ifdef __CUDA_ARCH_LIST__
+  constexpr int kMade[] = {__CUDA_ARCH_LIST__};
+  return device.sm == 90 && std::find(std::begin(kMade), std::end(kMade), 900) != std::end(kMade);
+#else
+  return device.sm == 90;
+#endif
+}
 
 // D is seen with at least as many columns as rows.
 struct ChainJob {
@@ -89,7 +103,7 @@ inline void launch_chains(void (*kernel)(ChainJob), LaunchConfig config, void (*
       launch(add,
              {.grid = dim3(static_cast<unsigned>(adders), 1, config.grid.z),
               .block = dim3(kAddThreads),
-              .dependent = context.device.sm >= 90},
+              .dependent = may_depend(context.device)},
              context, job);
   }
 }
