@@ -108,7 +108,9 @@ def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
     depends on these sizes alone: the bits are the same on every machine.
 
     Args:
-        m, n, k: a is m x k, b is k x n.
+        m: rows of the result.
+        n: its columns.
+        k: products that an element adds up.
         batch: products in the call.
 
     Returns:
