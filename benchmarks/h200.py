@@ -105,10 +105,9 @@ def errors(stages: list[str], layout: str, a: Tensor, b: Tensor) -> dict[str, An
     The operands have both signs, so the promise's term about the mean is none of theirs.
     """
     trans_a, trans_b = timing.LAYOUTS[layout]
-    exact = accuracy.Exact(a.t() if trans_a else a, b.t() if trans_b else b)
-    chain = exact.errors(
-        xgemm_torch.sgemm(a, b, trans_a=trans_a, trans_b=trans_b, precision="ieee")
-    )
+    plain = a.t() if trans_a else a, b.t() if trans_b else b
+    exact = accuracy.Exact(*plain)
+    chain = exact.errors(accuracy.chain(*plain))
     told: dict[str, Any] = {accuracy.CHAIN: asdict(chain)}
     for name in stages:
         found = exact.errors(fresh(name, layout, a, b))

@@ -240,10 +240,16 @@ def promised(device: str) -> dict[str, Product]:
     }
 
 
-def _chain(a: Tensor, b: Tensor) -> Tensor:
-    """One chain for each element, whatever the sizes."""
-    if a.is_cuda:
-        return ops.sgemm(a, b, kernel="cp_async_pipelined")
+def chain(a: Tensor, b: Tensor) -> Tensor:
+    """Give the strict product with one chain for each element, whatever the sizes.
+
+    Args:
+        a: of shape (M, K), float32, on a CPU or a GPU.
+        b: of shape (K, N), like it.
+
+    Returns:
+        Their product, of shape (M, N).
+    """
     with simt.configure(share=0):
         return ops.sgemm(a, b, precision="ieee")
 
@@ -262,7 +268,7 @@ def measure(name: str, k: int, *, size: int, device: str = "cpu", seed: int = 0)
     draw = Draw(device, seed + 100 * list(DISTRIBUTIONS).index(name))
     a, b = kind.make(draw, size, size, k)
     exact, must = Exact(a, b), promised(device)
-    others = {CHAIN: _chain, TORCH: torch.mm, TF32: lambda a, b: _chain(tf32(a), tf32(b))}
+    others = {CHAIN: chain, TORCH: torch.mm, TF32: lambda a, b: chain(tf32(a), tf32(b))}
     found = {label: exact.errors(call(a, b)) for label, call in {**others, **must}.items()}
     failures = {
         label: terms
