@@ -333,7 +333,9 @@ def test_explain_is_what_the_registry_says():
         rows = {(c["kernel"], c["row"]): c for c in answer["candidates"]}
         assert list(rows) == ROWS
         times = {at: c["predicted_us"] for at, c in rows.items() if c["legal"]}
-        assert set(problems.STAGES) == {kernel for kernel, _ in times}
+        # Stages that make several chains are for precision="ieee" alone.
+        kept = set(problems.STAGES) - set(problems.SPLITS)
+        assert kept == {kernel for kernel, _ in times}
         best = min(time for time in times.values() if time is not None)
         assert times[answer["kernel"], answer["row"]] == best
 
@@ -348,8 +350,8 @@ def test_rows_that_a_device_has_no_room_for_are_not_chosen(sm):
             stage = stages[c["kernel"]]
             tile = stage.tiles[c["row"]]
             runs_there = stage.min_sm <= sm <= (stage.max_sm or sm)
-            assert c["legal"] == (runs_there and tile.smem <= room), (c, room)
-            if runs_there and not c["legal"]:
+            assert c["able"] == (runs_there and tile.smem <= room), (c, room)
+            if runs_there and not c["able"]:
                 assert f"{tile.smem // 1024} KiB of shared memory" in c["why"]
             # By its name a stage runs a row that fits, too.
             assert tile.smem <= room or not c["by_name"] or not runs_there
