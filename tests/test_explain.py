@@ -130,10 +130,10 @@ def test_auto_without_memory_for_a_workspace(name, monkeypatch):
         found = xgemm_torch.explain(*size, workspace=room)
         assert found.workspace <= room
         for c in found.candidates:
-            if c.kernel in problems.SPLITS:
-                continue
-            assert c.legal == (c.workspace <= room)
-            if not c.legal:
+            assert c.able == (c.workspace <= room)
+            # Stages that make several chains are for precision="ieee" alone.
+            assert c.legal == (c.able and c.kernel not in problems.SPLITS)
+            if not c.able and c.kernel not in problems.SPLITS:
                 assert c.why == (
                     f"needs {c.workspace} bytes of workspace, there is memory for {room}"
                 )
