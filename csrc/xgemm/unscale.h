@@ -15,6 +15,51 @@ __device__ __forceinline__ float unscale(float acc, int a, int b) {
   return acc * power_of_2(e / 2) * power_of_2(e - e / 2);
 }
 
+// What the threads that share a tile, or a part of it, find out about its rows' and columns' scales
+// before they undo them; in shared memory, so that nobody asks for a column's scale but once.
+template <int kThreads, int kRows, int kColumns>
+struct TileScales {
+  float columns[kColumns];  // 2^-exponent
+  uint32_t doubts[kThreads / 32];  // by warp, what is not plain
+
+  // Scales of [i, i + kRows) x [j, j + kColumns) of g. The threads meet before all of it is there.
+  __device__ __forceinline__ void load(const Gemm& g, const RowScale* rows_,
+                                       const RowScale* columns_, int64_t i, int64_t j, int thread) {
+    uint32_t doubt = g.k > int64_t{1} << kDepth ? kFar : 0;
+#pragma unroll
+    for (int r = thread; r < kRows; r += kThreads)
+      if (i + r < g.m) doubt |= doubt_of(rows_[i + r]);
+#pragma unroll
+    for (int c = thread; c < kColumns; c += kThreads) {
+      const RowScale scale = j + c < g.n ? columns_[j + c] : RowScale{};
+      doubt |= doubt_of(scale);
+      columns[c] = power_of_2(-scale.exponent);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) doubt |= __shfl_xor_sync(0xffffffffu, doubt, step);
+    if (thread % 32 == 0) doubts[thread / 32] = doubt;
+  }
+
+  // Whether parts suffice for every pair of a row and a column, and scales can be undone one by
+  // one: parts_suffice for all of them at once, and not for some that are rare.
+  __device__ __forceinline__ bool plain() const {
+    uint32_t doubt = 0;
+#pragma unroll
+    for (const uint32_t d : doubts) doubt |= d;
+    return !(doubt & kFar) && (doubt & (kTiny | kRisky)) != (kTiny | kRisky);
+  }
+
+ private:
+  static constexpr uint32_t kFar = 1, kTiny = 2, kRisky = 4;
+  static constexpr int kMostExponent = 60, kMostTop = 50, kDepth = 20;
+  static_assert(2 * kMostTop + kDepth < kOverflow);
+
+  __device__ static uint32_t doubt_of(const RowScale& s) {
+    const bool far = s.exponent < -kMostExponent || s.exponent > kMostExponent || s.top > kMostTop;
+    return (far ? kFar : 0) | (s.risk < 0.f ? kTiny : 0) | (fabsf(s.risk) > 0.5f ? kRisky : 0);
+  }
+};
+
 // How tensor cores hold a tile of D: a thread has, of rows i and i + 8, pairs of neighbours 8
 // columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are unscaled,
 // go through the epilogue and are stored, as far as parts suffice; the others are computed as the
@@ -24,26 +69,30 @@ struct PartsEpilogue {
   const Gemm& g;  // of one matrix of the batch, as the scales
   const RowScale *rows, *columns;
   int64_t i, j;
-  int depth;
-  bool wide;  // pairs of D can move as 8 bytes
-
-  __device__ PartsEpilogue(const Gemm& g_, const RowScale* rows_, const RowScale* columns_,
-                           int64_t i_, int64_t j_)
-      : g(g_), rows(rows_), columns(columns_), i(i_), j(j_), depth(depth_of(g_.k)) {
-    wide = g.d.cs == 1 && reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0 && g.d.rs % 2 == 0;
-  }
+  const float* undo;  // 2^-exponent of column j and those after it, if all is plain
+  bool plain;  // TileScales
 
   __device__ __forceinline__ void store(const float (&acc)[4 * kPairs]) const {
-    if (plain()) [[likely]]
-      return store_plain(acc);
-    bool all = true;
+    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
+    const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
+    const bool in_pairs = whole && plain && g.d.cs == 1 && g.d.rs % 2 == 0 &&
+                          reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
+    uint32_t missing = 0;
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int run = 0; run < kPairs; run += kRun) {
+      const uint32_t exist = whole ? kEvery : existing(run);
+      float x[4 * kRun];
 #pragma unroll
-      for (int p = 0; p < kPairs; ++p)
-        if (i + 8 * h < g.m)
-          all &= store_pair(i + 8 * h, j + 8 * p, acc[4 * p + 2 * h], acc[4 * p + 2 * h + 1]);
-    if (all) return;
+      for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
+      const uint32_t right = plain ? exist : exist & unscale_each(x, row, run, exist);
+      if (plain) unscale_all(x, row, run);
+      missing |= exist & ~right;
+      finish(x, run, right);
+      if (in_pairs) [[likely]]
+        store_pairs(x, run);
+      else store_each(x, run, right);
+    }
+    if (!missing) return;
 #pragma unroll 1
     for (int h = 0; h < 2; ++h)
 #pragma unroll 1
@@ -52,66 +101,78 @@ struct PartsEpilogue {
   }
 
  private:
-  // Whether all of the thread's elements exist, move in pairs, have parts that suffice, and scales
-  // that can be undone one by one.
-  __device__ __forceinline__ bool plain() const {
-    if (!wide || i + 8 >= g.m || j + 8 * kPairs - 7 >= g.n) return false;
-    constexpr int kFar = 60;
-    const RowScale a = rows[i], b = rows[i + 8];
-    int top = -kFar, least = a.exponent < b.exponent ? a.exponent : b.exponent;
-    int most = a.exponent < b.exponent ? b.exponent : a.exponent;
-    float risk = 0.f, tiny = fminf(a.risk, b.risk);
+  // Pairs of each row that are seen to together: what they need of memory is asked for before any
+  // is stored, since the compiler cannot know that D does not lie there. Element e of a run is in
+  // row i + e / 2 % 2 * 8, and column j + 8 * run + column_of(e).
+  static constexpr int kRun = kPairs < 8 ? kPairs : 8;
+  static constexpr uint32_t kEvery = ~0u >> (32 - 4 * kRun);
+  __device__ static constexpr int column_of(int e) { return e / 4 * 8 + e % 2; }
+
+  // Which elements of a run exist, a bit each.
+  __device__ __forceinline__ uint32_t existing(int run) const {
+    const int64_t height = g.m - i, width = g.n - j - 8 * run;
+    uint32_t bits = 0;
 #pragma unroll
-    for (int e = 0; e < 2 * kPairs; ++e) {
-      const RowScale c = columns[j + e / 2 * 8 + e % 2];
-      top = c.top > top ? c.top : top;
-      least = c.exponent < least ? c.exponent : least;
-      most = c.exponent > most ? c.exponent : most;
-      risk = fmaxf(risk, fabsf(c.risk)), tiny = fminf(tiny, c.risk);
-    }
-    const int top_a = a.top < b.top ? b.top : a.top;
-    risk += fmaxf(fabsf(a.risk), fabsf(b.risk));
-    return least >= -kFar && most <= kFar && top + top_a + depth < kOverflow &&
-           (tiny >= 0.f || risk <= 1.f);
+    for (int e = 0; e < 4 * kRun; ++e)
+      if (e / 2 % 2 * 8 < height && column_of(e) < width) bits |= 1u << e;
+    return bits;
   }
 
-  __device__ __forceinline__ void store_plain(const float (&acc)[4 * kPairs]) const {
-    float* const d0 = g.d.ptr(i, j);
-    float* const d1 = g.d.ptr(i + 8, j);
-    const float *c0 = nullptr, *c1 = nullptr;
-    if (g.beta != 0.f) c0 = g.c.ptr(i, j), c1 = g.c.ptr(i + 8, j);
-    const float a0 = power_of_2(-rows[i].exponent), a1 = power_of_2(-rows[i + 8].exponent);
+  __device__ __forceinline__ void unscale_all(float (&x)[4 * kRun], const RowScale (&row)[2],
+                                              int run) const {
+    const float a[2] = {power_of_2(-row[0].exponent), power_of_2(-row[1].exponent)};
 #pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-      const float b0 = power_of_2(-columns[j + 8 * p].exponent);
-      const float b1 = power_of_2(-columns[j + 8 * p + 1].exponent);
-      float c[4] = {};
-      if (g.beta != 0.f) {
-        c[0] = c0[8 * p * g.c.cs], c[1] = c0[(8 * p + 1) * g.c.cs];
-        c[2] = c1[8 * p * g.c.cs], c[3] = c1[(8 * p + 1) * g.c.cs];
-      }
-      store2(d0 + 8 * p, g.finish(acc[4 * p] * a0 * b0, c[0]),
-             g.finish(acc[4 * p + 1] * a0 * b1, c[1]));
-      store2(d1 + 8 * p, g.finish(acc[4 * p + 2] * a1 * b0, c[2]),
-             g.finish(acc[4 * p + 3] * a1 * b1, c[3]));
-    }
+    for (int e = 0; e < 4 * kRun; ++e) x[e] = x[e] * a[e / 2 % 2] * undo[8 * run + column_of(e)];
   }
 
-  // Elements (r, c) and (r, c + 1); whether parts suffice for those of them that exist.
-  __device__ __forceinline__ bool store_pair(int64_t r, int64_t c, float acc0, float acc1) const {
-    bool all = true;
+  // For which of the `exist`ing ones parts suffice, a bit each.
+  __device__ __forceinline__ uint32_t unscale_each(float (&x)[4 * kRun], const RowScale (&row)[2],
+                                                   int run, uint32_t exist) const {
+    const int depth = depth_of(g.k);
+    uint32_t right = 0;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (c + e >= g.n) continue;
-      const RowScale a = rows[r], b = columns[c + e];
-      const bool right = parts_suffice(a, b, depth);
-      if (right) g.store(r, c + e, unscale(e ? acc1 : acc0, a.exponent, b.exponent));
-      all &= right;
+    for (int e = 0; e < 4 * kRun; ++e) {
+      if (!(exist >> e & 1)) continue;
+      const RowScale &a = row[e / 2 % 2], b = columns[j + 8 * run + column_of(e)];
+      if (parts_suffice(a, b, depth)) right |= 1u << e;
+      x[e] = unscale(x[e], a.exponent, b.exponent);
     }
-    return all;
+    return right;
   }
 
-  // What store_pair left out of kAnew columns of a row, by FP32 chains side by side.
+  // Gemm::finish of all elements that are `right`.
+  __device__ __forceinline__ void finish(float (&x)[4 * kRun], int run, uint32_t right) const {
+    if (g.beta == 0.f) {
+#pragma unroll
+      for (float& each : x) each = g.alpha * each;
+    } else {
+      float c[4 * kRun];
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e)
+        c[e] = right >> e & 1 ? g.c(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) : 0.f;
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e) x[e] = fmaf(g.alpha, x[e], g.beta * c[e]);
+    }
+    if (g.act == Act::none) return;
+#pragma unroll
+    for (float& each : x) each = activate(g.act, each);
+  }
+
+  __device__ __forceinline__ void store_pairs(const float (&x)[4 * kRun], int run) const {
+    float* const d[2] = {g.d.ptr(i, j), g.d.ptr(i + 8, j)};
+#pragma unroll
+    for (int e = 0; e < 4 * kRun; e += 2)
+      store2(d[e / 2 % 2] + 8 * run + column_of(e), x[e], x[e + 1]);
+  }
+
+  __device__ __forceinline__ void store_each(const float (&x)[4 * kRun], int run,
+                                             uint32_t right) const {
+#pragma unroll
+    for (int e = 0; e < 4 * kRun; ++e)
+      if (right >> e & 1) g.d(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) = x[e];
+  }
+
+  // What parts did not suffice for of kAnew columns of a row, by FP32 chains side by side.
   static constexpr int kAnew = kPairs < 8 ? kPairs : 8;
   __device__ __forceinline__ void store_anew(int64_t r, int64_t c) const {
     const RowScale row = rows[r];
@@ -121,7 +182,7 @@ struct PartsEpilogue {
     for (int e = 0; e < kAnew; ++e) {
       const int64_t column = c + e / 2 * 8 + e % 2;
       const bool exists = column < g.n;
-      missing[e] = exists && !parts_suffice(row, columns[column], depth);
+      missing[e] = exists && !parts_suffice(row, columns[column], depth_of(g.k));
       any |= missing[e];
       b[e] = g.b.ptr(0, exists ? column : 0);
     }

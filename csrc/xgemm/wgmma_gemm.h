@@ -62,11 +62,16 @@ struct WgmmaJob {
 // after another in rows of 64.
 constexpr int row_of(Scheme s) { return s.parts == 2 ? 128 : 64; }
 
+// A warpgroup has 64 rows of a tile.
+template <Tile T>
+using GroupScales = TileScales<kWarpgroup, 64, T.BN>;
+
 template <Scheme S, Tile T>
 struct WgmmaRing {
   char a[T.buffers][T.BM * kSplitK * 2 * S.parts];
   char b[T.buffers][T.BN * kSplitK * 2 * S.parts];
   Mbarrier full[T.buffers], empty[T.buffers];
+  GroupScales<T> scales[T.BM / 64];
 };
 
 // gmem -> a stage of the ring, signalled at its `full`: a box for the parts that lie together. In a
@@ -114,14 +119,23 @@ __device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], u
 
 // The epilogue of one tile: `group` has 64 rows of it.
 template <Tile T>
-__device__ __forceinline__ void store_tile(const WgmmaJob& job, int64_t z, const Origin& o,
-                                           int group, const float (&sum)[64]) {
+__device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& scales, int64_t z,
+                                           const Origin& o, int group, const float (&sum)[64]) {
   const Gemm g = job.g.at(z);
-  const int lane = threadIdx.x % 32;
-  const PartsEpilogue<T.BN / 8> epilogue(
-      g, job.a_parts.scales + job.a_parts.first_row(z),
-      job.b_parts.scales + job.b_parts.first_row(z),
-      o.i + group * 64 + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4, o.j + lane % 4 * 2);
+  const RowScale* const rows = job.a_parts.scales + job.a_parts.first_row(z);
+  const RowScale* const columns = job.b_parts.scales + job.b_parts.first_row(z);
+  const int lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup, tx = lane % 4 * 2;
+  const int64_t i0 = o.i + group * 64;
+  named_barrier(1 + group, kWarpgroup);  // all have read the scales of the tile before
+  scales.load(g, rows, columns, i0, o.j, thread);
+  named_barrier(1 + group, kWarpgroup);
+  const PartsEpilogue<T.BN / 8> epilogue{.g = g,
+                                         .rows = rows,
+                                         .columns = columns,
+                                         .i = i0 + thread / 32 * 16 + lane / 4,
+                                         .j = o.j + tx,
+                                         .undo = scales.columns + tx,
+                                         .plain = scales.plain()};
   epilogue.store(sum);
 }
 
@@ -253,7 +267,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         continue;
       }
       if (piece.first > 0) take_over<T>(job, cluster - job.relay.starter(piece.tile), group, sum);
-      store_tile<T>(job, piece.tile / tiles, origin(piece.tile), group, sum);
+      store_tile<T>(job, ring.scales[group], piece.tile / tiles, origin(piece.tile), group, sum);
     }
   }
   // A block's shared memory is to outlive what the other of the cluster sends there.

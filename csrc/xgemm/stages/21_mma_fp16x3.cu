@@ -27,12 +27,19 @@ struct Job {
   int64_t z = 0;  // the launch's first matrix
 };
 
+template <Tile T>
+struct Shared {
+  PartsRing<T> ring;
+  TileScales<T.threads(), T.BM, T.BN> scales;
+};
+
 template <int kRow>
 __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
     kernel(const Job job) {
   constexpr Tile T = kTiles[kRow];
   constexpr int kM = T.WM / 16, kN = T.WN / 8, kSegment = S.segment / kSplitK;
-  XGEMM_SHARED_DYNAMIC(ring, PartsRing<T>);
+  XGEMM_SHARED_DYNAMIC(shared, Shared<T>);
+  PartsRing<T>& ring = shared.ring;
   const int64_t z = job.z + blockIdx.z;
   const Origin o = raster<T>(blockIdx.x, job.g);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -97,9 +104,18 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   const Gemm g = job.g.at(z);
   const RowScale *rows = job.a.scales + job.a.first_row(z),
                  *columns = job.b.scales + job.b.first_row(z);
+  shared.scales.load(g, rows, columns, o.i, o.j, threadIdx.x);
+  __syncthreads();
+  const int column = tx + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < kM; ++i)
-    PartsEpilogue<kN>(g, rows, columns, o.i + ty + 16 * i + lane / 4, o.j + tx + lane % 4 * 2)
+    PartsEpilogue<kN>{.g = g,
+                      .rows = rows,
+                      .columns = columns,
+                      .i = o.i + ty + 16 * i + lane / 4,
+                      .j = o.j + column,
+                      .undo = shared.scales.columns + column,
+                      .plain = shared.scales.plain()}
         .store(sum[i]);
 }
 
@@ -113,6 +129,7 @@ template <int... kRow>
 void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...>) {
   static_assert(((sizeof(PartsRing<kTiles[kRow]>) == kTiles[kRow].smem()) && ...));
   constexpr void (*kernels[])(Job) = {kernel<kRow>...};
+  constexpr size_t smem[] = {sizeof(Shared<kTiles[kRow]>)...};
   const Tile& t = kTiles[context.row];
   const int64_t tiles = tile_count(job.g, t.BM, t.BN);
   if (tiles > kMaxGridX) throw std::invalid_argument("mma_fp16x3: more than 2^31 - 1 tiles");
@@ -121,7 +138,7 @@ void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...
     launch(kernels[context.row],
            {.grid = dim3(static_cast<unsigned>(tiles), 1, matrices),
             .block = dim3(t.threads()),
-            .smem = static_cast<size_t>(t.smem())},
+            .smem = smem[context.row]},
            context, job);
   }
 }
