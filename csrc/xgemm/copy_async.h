@@ -33,7 +33,8 @@ struct AsyncLoader {
   int64_t back;    // along k: from a slice's end to the next slice's start
   int place;       // of the thread's first element in S, in floats
   int rows;        // rows of the operand that the slices hold, at most L
-  int whole;       // slices without an edge
+  int ahead;       // of them from the thread's first one on
+  int whole;       // slices without an edge along k, of an operand that is contiguous in its way
   bool wide;       // 16-byte copies are aligned
 
   // `rows_of` is the operand with rows along k, K long; its slices' rows begin at l0 of `length`.
@@ -42,19 +43,21 @@ struct AsyncLoader {
                          int thread) {
     rows = static_cast<int>(length - l0 < L ? length - l0 : L);
     const bool contiguous = (kAlongK ? rows_of.cs : rows_of.rs) == 1;
-    whole = contiguous && rows == L ? static_cast<int>(K / BK) : 0;
+    whole = contiguous ? static_cast<int>(K / BK) : 0;
     wide = !kAlongK && rows_of.transposed().wide();
     const int lanes = wide ? kLanes4 : kLanes1;
     const int l = kAlongK ? thread / kDepth : thread % lanes * (wide ? 4 : 1);
     const int k = kAlongK ? thread % kDepth : thread / lanes;
     place = k * kRow + l;
+    ahead = rows - l;
     step = kAlongK ? rows_of.rs * kLong : rows_of.cs * (wide ? kStep4 : kStep1);
     back = kAlongK ? BK - rows_of.rs * L : 0;
     p = rows_of.ptr(l0 + l, k);
   }
 
-  // Whether copy_plain does: 16-byte copies where the operand is not transposed.
-  __device__ __forceinline__ bool plain() const { return kAlongK || wide; }
+  // Whether copy_plain does: all rows are there, and 16 bytes move at a time where the operand is
+  // not transposed.
+  __device__ __forceinline__ bool plain() const { return rows == L && (kAlongK || wide); }
 
   // Issues the next part of a slice without an edge; `to` is the part's place of the thread.
   __device__ __forceinline__ void copy_plain(Smem to) {
@@ -68,13 +71,29 @@ struct AsyncLoader {
       for (int e = 0; e < kEach4; ++e, p += step) cp_async<16>(to + e * kStep4 * kRow, p);
     }
   }
-  // The same at any alignment.
-  __device__ __forceinline__ void copy(Smem to) {
+  // The same at any alignment, of the rows that there are; the others are zero. `part` is the
+  // number of the part.
+  __device__ __forceinline__ void copy(Smem to, int part) {
     if (plain()) return copy_plain(to);
+    if constexpr (kAlongK) {
+      const int left = ahead - part * (kRows * kLong);
 #pragma unroll
-    for (int e = 0; e < kEach1; ++e, p += step)
+      for (int e = 0; e < kRows; ++e, p += step)
 #pragma unroll
-      for (int r = 0; r < L; r += kLanes1) cp_async<4>(to + (e * kStep1 * kRow + r), p + r);
+        for (int q = 0; q < BK; q += kDepth)
+          cp_async_some<4>(to + (q * kRow + e * kLong), p + q, e * kLong < left ? 4 : 0);
+    } else if (wide) {
+      const int bytes = ahead < 0 ? 0 : ahead < 4 ? ahead * 4 : 16;
+#pragma unroll
+      for (int e = 0; e < kEach4; ++e, p += step)
+        cp_async_some<16>(to + e * kStep4 * kRow, p, bytes);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kEach1; ++e, p += step)
+#pragma unroll
+        for (int r = 0; r < L; r += kLanes1)
+          cp_async_some<4>(to + (e * kStep1 * kRow + r), p + r, r < ahead ? 4 : 0);
+    }
   }
   // After the last part.
   __device__ __forceinline__ void next_slice() { p += back; }
@@ -131,7 +150,7 @@ struct AsyncCopies {
     if constexpr (kPlain) {
       a.copy_plain(to_a), b.copy_plain(to_b);
     } else if (slice < whole) {
-      a.copy(to_a), b.copy(to_b);
+      a.copy(to_a, number), b.copy(to_b, number);
     } else {
       a.copy_edge(ring.a[buffer], g.a, o.i, g.k, slice, number, kPadA, threadIdx.x);
       b.copy_edge(ring.b[buffer], g.b.transposed(), o.j, g.k, slice, number, kPadB, threadIdx.x);

@@ -75,7 +75,7 @@ struct Fetcher {
       } else if (slice < copies.whole) {
         const Smem to = Smem(&slices[at.stage][0][0]) + copies.place;
 #pragma unroll 1
-        for (int part = 0; part < kParts; ++part) copies.copy(to + part * copies.kPart);
+        for (int part = 0; part < kParts; ++part) copies.copy(to + part * copies.kPart, part);
         copies.next_slice();
         mbarrier_arrive_after_copies(landed);
       } else {

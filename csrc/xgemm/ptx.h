@@ -89,6 +89,22 @@ template <int kBytes>
 __device__ __forceinline__ void cp_async(float* smem, const float* gmem) {
   cp_async<kBytes>(Smem(smem), gmem);
 }
+// The same of the first `bytes` only; the others are zero, and gmem need not be there for them.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_some(Smem smem, const float* gmem, int bytes) {
+#ifdef __CUDACC__
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem.at), "l"(gmem),
+                 "r"(bytes)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(smem.at), "l"(gmem),
+                 "n"(kBytes), "r"(bytes)
+                 : "memory");
+#else
+  simt::copy_issue(smem.at, gmem, kBytes, bytes);
+#endif
+}
 
 __device__ __forceinline__ void cp_async_commit([[maybe_unused]] simt::Site site = simt::here()) {
 #ifdef __CUDACC__
