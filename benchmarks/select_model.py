@@ -76,7 +76,7 @@ def keeps(row: Row, p: shapes.Problem, *, strict: bool) -> bool:
 
 def is_measured(row: Row, p: shapes.Problem) -> bool:
     """Whether the row may be taken at all."""
-    return kind(row) != "chains" or several(p) or min(p.m, p.n) <= 16
+    return kind(row) != "chains" or several(p) or min(p.m, p.n) <= 32
 
 
 def along_k(rs: int, cs: int, length: int, k: int) -> bool:

@@ -62,7 +62,7 @@ inline int64_t chain_share(int64_t m, int64_t n, int64_t k, int64_t batch) {
 
 // Whether stages that make several chains are the ones for a single chain, too: nothing else is
 // made for so few rows.
-inline bool is_narrow(int64_t m, int64_t n) { return std::min(m, n) <= 16; }
+inline bool is_narrow(int64_t m, int64_t n) { return std::min(m, n) <= 32; }
 
 XGEMM_HD int64_t chain_count(const Gemm& g) {
   return g.share > 0 && g.k > g.share ? ceil_div(g.k, g.share) : 1;
