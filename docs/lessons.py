@@ -24,6 +24,7 @@ PREDECESSOR = {
 HEADERS = {
     "cp_async_pipelined": ("pipelined.h",),
     "tma_specialized": ("fetch.h", "ring.h"),
+    "mma_fp16x3": ("mma_gemm.h", "parts_ring.h"),
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
     "few_rows": ("few_rows.h",),
