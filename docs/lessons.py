@@ -23,7 +23,7 @@ PREDECESSOR = {
 # Headers that hold a stage's kernel, and belong to its code.
 HEADERS = {
     "cp_async_pipelined": ("pipelined.h",),
-    "tma_specialized": ("fetch.h", "ring.h"),
+    "tma_specialized": ("fetch.h", "ring.h", "chain_relay.h"),
     "mma_fp16x3": ("mma_gemm.h", "parts_ring.h"),
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
@@ -132,7 +132,14 @@ itself when they have landed. A block stays when its tile is done and takes the 
 slices are fetched while the last one's results are stored.
 
 What is outside the operands, TMA fills with +0. That keeps the bits of the chain where B is padded,
-but not where A is: a ragged last slice of A comes by `cp.async`, and is padded with -0.""",
+but not where A is: a ragged last slice of A comes by `cp.async`, and is padded with -0.
+
+Tiles seldom make whole rounds: 512 tiles on 132 multiprocessors are three rounds and 116 tiles, and
+the fourth round leaves 16 of them idle. So the last two rounds are shared out evenly along K, and
+most blocks get the end of one tile and the beginning of the next. A chain cannot be made in two
+halves that are added, its bits would change; but it can be handed over like a baton. The beginning
+is made first, its accumulators go to a workspace as they are, and the block that has the end comes
+to it last and goes on where the other stopped. By then they are there, so that hardly anyone waits.""",
     "mma_fp16x3": """\
 Tensor cores multiply 16-bit floats many times faster than FMA units multiply FP32, and they add up
 in FP32. So a float is written as the sum of two fp16 numbers: `hi` is the float rounded to fp16,

@@ -1,13 +1,14 @@
 """Tiles that make no whole rounds are shared out along K among all clusters (relay.h).
 
 The host flavour stands for GPUs of few multiprocessors, so that small problems are shared out.
+First those whose sums are added up; then strict ones, where a chain goes on in another block.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-from problems import normal, operands, right, same_bits
+from problems import LAYOUTS, normal, operands, right, same_bits
 from test_stages import run
 
 import xgemm_torch
@@ -29,9 +30,9 @@ def few(stage: str, row: int) -> int:
     return 3 * STAGES[stage].tiles[row].cluster
 
 
-def shared_out() -> bool:
+def shared_out(header: str = "wgmma_gemm.h") -> bool:
     """Whether some block has left sums for another since the sites were forgotten."""
-    return any(site.startswith("wgmma_gemm.h:") for site in simt.sites("signal"))
+    return any(site.startswith(f"{header}:") for site in simt.sites("signal"))
 
 
 @on_every_row
@@ -105,3 +106,117 @@ def test_shallow_products_are_left_whole(stage, row):
     assert not shared_out()
     with simt.configure(row=row):
         assert same_bits(got, run(stage, a, b))
+
+
+# --- chains that go on ----------------------------------------------------------------------------
+
+CHAINS = {s.name: s for s in xgemm_torch.stages() if s.strict and any(t.producers for t in s.tiles)}
+FEW = 3  # multiprocessors
+DEEP = 620  # K that is worth a relay, for all rows
+
+on_every_chain = pytest.mark.parametrize(
+    "stage, row", [(name, row) for name, stage in CHAINS.items() for row in range(len(stage.tiles))]
+)
+
+
+def size(stage: str, row: int, more: int, k: int = DEEP) -> tuple[int, int, int]:
+    """M, N, K, ragged, of as many tiles as run at a time and `more`, or one more than that."""
+    tile = CHAINS[stage].tiles[row]
+    columns = -(-(FEW * tile.min_blocks + more) // 2)
+    return tile.BM + 5, columns * tile.BN - 3, k
+
+
+def chain(a: torch.Tensor, b: torch.Tensor, layout: str = "NN") -> torch.Tensor:
+    """One chain an element, of operands that are stored so."""
+    return accuracy.chain(
+        *(t.mT if way == "T" else t for t, way in zip((a, b), layout, strict=True))
+    )
+
+
+@on_every_chain
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("order", simt.ORDERS)
+def test_a_chain_goes_on(stage, row, layout, order):
+    a, b, flags = operands(*size(stage, row, 1), layout, data="wide")
+    _C.simt_forget_sites()
+    with simt.configure(row=row, sm_count=FEW, order=order):
+        got = run(stage, a, b, **flags)
+    assert shared_out("chain_relay.h")
+    assert same_bits(got, chain(a, b, layout))
+
+
+@on_every_chain
+@pytest.mark.parametrize("view", ["offset", "padded", "spaced"])
+@pytest.mark.parametrize("layout", ["NN", "TN", "NT"])
+def test_a_chain_goes_on_in_any_view(stage, row, layout, view):
+    """Each way to fetch a slice begins at the slice where a tile is cut."""
+    a, b, flags = operands(*size(stage, row, 1), layout, data="wide", views=(view, view))
+    with simt.configure(row=row, sm_count=FEW):
+        assert same_bits(run(stage, a, b, **flags), chain(a, b, layout))
+
+
+@on_every_chain
+@pytest.mark.parametrize("more", range(1, 5))
+def test_rounds_before_the_last_two(stage, row, more):
+    """Tiles for one or two whole rounds and a part of one; none is left for the last of these."""
+    blocks = FEW * CHAINS[stage].tiles[row].min_blocks
+    a, b, _ = operands(*size(stage, row, blocks * (more % 2) + more))
+    with simt.configure(row=row, sm_count=FEW):
+        assert same_bits(run(stage, a, b), chain(a, b))
+
+
+@on_every_chain
+@pytest.mark.parametrize("batch", [(7, 7), (7, None), (None, 7)], ids=str)
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+def test_chains_of_a_batch(stage, row, batch, layout):
+    a, b, flags = operands(66, 120, DEEP, layout, batch=batch, data="wide")
+    _C.simt_forget_sites()
+    with simt.configure(row=row, sm_count=FEW):
+        got = run(stage, a, b, **flags)
+    assert shared_out("chain_relay.h")
+    left, above = a.expand(7, *a.shape[-2:]), b.expand(7, *b.shape[-2:])
+    assert all(same_bits(got[z], chain(left[z], above[z], layout)) for z in range(7))
+
+
+@on_every_chain
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_who_ends_a_chain_has_the_epilogue(stage, row, activation):
+    m, n, k = size(stage, row, 1)
+    a, b, _ = operands(m, n, k)
+    c, options = normal(m, n), {"alpha": 1.7, "beta": -0.3, "activation": activation}
+    with simt.configure(row=row):
+        whole = run(stage, a, b, c, **options)
+    _C.simt_forget_sites()
+    with simt.configure(row=row, sm_count=FEW):
+        assert same_bits(run(stage, a, b, c, **options), whole)
+    assert shared_out("chain_relay.h")
+
+
+@on_every_chain
+def test_chains_that_are_left_whole(stage, row):
+    """What is shallow, what makes whole rounds, and what has fewer tiles than blocks."""
+    tile = CHAINS[stage].tiles[row]
+    few = FEW * tile.min_blocks
+    for m, n, k in [
+        size(stage, row, 1, 160),
+        (tile.BM, few * tile.BN, DEEP),
+        (tile.BM, (few - 1) * tile.BN, DEEP),
+    ]:
+        a, b, _ = operands(m, n, k, data="wide")
+        _C.simt_forget_sites()
+        with simt.configure(row=row, sm_count=FEW):
+            assert same_bits(run(stage, a, b), chain(a, b))
+        assert not shared_out("chain_relay.h")
+
+
+@pytest.mark.parametrize("stage", CHAINS)
+def test_a_workspace_where_chains_are_shared_out(stage, monkeypatch):
+    """The sums of a tile and a flag for each block that runs at a time, or nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for n, shares in ((4096, True), (8192, True), (1024, False), (128, False)):
+        found = xgemm_torch.explain(n, n, n, kernel=stage)
+        for c in found.candidates:
+            if c.kernel == stage and c.row == 0:
+                tile = c.tile
+                least = 132 * tile.min_blocks * 4 * (tile.BM * tile.BN + 1)
+                assert least <= c.workspace <= least + 2048 if shares else c.workspace == 0

@@ -247,27 +247,30 @@ def test_a_right_kernel_needs_all_its_sites(probe, site, order):
 FEW = 6
 
 
-def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str]]:
-    """K and layouts with which a stage comes to all its sites.
+def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str, int | None]]:
+    """K, layouts and batches with which a stage comes to all its sites.
 
-    K says in which way operands are split, the layout which of its two loops few_rows takes.
+    K says in which way operands are split, the layout which of its two loops few_rows takes; with
+    a batch, persistent blocks have more than a tile each, and share out the last.
     """
+    if stage.strict and any(t.producers for t in stage.tiles):
+        return [(depth(stage), "NN", None), (500, "NN", FEW + 1)]
     if stage.name == "few_rows":
-        return [(k, layout) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
+        return [(k, layout, None) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
     if stage.name == "gemv":
-        return [(200, "NN")]  # longer than the ring of a warp
-    return [
-        (k, "NN") for k in ((depth(stage),) if stage.strict else (depth(stage), 1100, 2100, 4200))
-    ]
+        return [(200, "NN", None)]  # longer than the ring of a warp
+    deep = () if stage.strict else (1100, 2100, 4200)
+    return [(k, "NN", None) for k in (depth(stage), *deep)]
 
 
 @pytest.fixture(scope="module")
 def came_to():
     """For each site the stages, rows of their tile tables, and ways that come to it."""
-    found: dict[str, list[tuple[str, int, tuple[int, str]]]] = {}
+    found: dict[str, list[tuple[str, int, tuple[int, str, int | None]]]] = {}
     for stage in xgemm_torch.stages():
         for way in ways(stage):
-            a, b, flags = problems.operands(70, 40, *way)
+            k, layout, batch = way
+            a, b, flags = problems.operands(70, 40, k, layout, batch=(batch, None))
             for row in range(len(stage.tiles)):
                 _C.simt_forget_sites()
                 with simt.configure(row=row, sm_count=FEW):
@@ -325,10 +328,10 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
     """
     name = came_to[site][0][0]
     least = {row: way for stage, row, way in reversed(came_to[site]) if stage == name}
-    for row, way in least.items():
+    for row, (k, layout, batch) in least.items():
         errors = []
         for data in ("normal", "wide"):
-            a, b, flags = problems.operands(70, 40, *way, data=data)
+            a, b, flags = problems.operands(70, 40, k, layout, batch=(batch, None), data=data)
             try:
                 with simt.configure(skip=site, order=order, row=row, sm_count=FEW):
                     xgemm_torch.sgemm(a, b, kernel=name, **flags)

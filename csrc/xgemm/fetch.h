@@ -1,8 +1,9 @@
 // gmem -> ring: how the threads of a block that do nothing else fetch the operands' slices, by TMA
 // where an operand lies as its slices do, else by cp.async. The grid is persistent: each block
-// takes tile after tile.
+// takes tile after tile, and of the last ones a share along K (chain_relay.h).
 #pragma once
 
+#include "xgemm/chain_relay.h"
 #include "xgemm/copy_async.h"
 #include "xgemm/launch.h"
 #include "xgemm/ring.h"
@@ -44,20 +45,24 @@ inline FetchMap fetch_map(const View<const float>& rows_of, int64_t length, int6
 // One operand, as the kThreads threads that fetch it know it.
 template <int kThreads, int L, bool kOfA, bool kAlongK>
 struct Fetcher {
-  View<const float> rows_of;  // with rows along k
-  int64_t length, K;
+  View<const float> all;  // with rows along k
+  int64_t length, depth;
   const FetchMap& from;
-  int z;  // the matrix of the batch, as TMA counts
   int thread;
 
-  // All slices of the rows from l0 on, into the ring from `at` on.
+  // A piece's slices of the rows from l0 on of matrix z, into the ring from `at` on.
   template <int kBuffers, int BK, int kRow>
   __device__ __forceinline__ void fetch(float (&slices)[kBuffers][BK][kRow],
                                         Mbarrier (&full)[kBuffers], Mbarrier (&empty)[kBuffers],
-                                        RingPlace<kBuffers>& at, int64_t l0) const {
+                                        RingPlace<kBuffers>& at, int64_t z, int64_t l0,
+                                        const Piece& piece) const {
     constexpr int kParts = 4;  // a slice is copied by a loop of so many turns
+    // The operand from the piece's first slice on, where counting begins.
+    const int64_t first = static_cast<int64_t>(piece.first) * BK, K = depth - first;
+    View<const float> rows_of = all;
+    rows_of.data += z * all.bs + first * all.cs;
     AsyncLoader<kThreads, L, BK, kRow, kParts, kAlongK> copies(rows_of, l0, length, K, thread);
-    const int count = slice_count(K, BK);
+    const int count = piece.last - piece.first;
     // TMA pads with +0, which the last slice of A must not have.
     const int by_tma = !from.by_tma ? 0 : kOfA ? static_cast<int>(K / BK) : count;
 #pragma unroll 1
@@ -68,7 +73,8 @@ struct Fetcher {
         if (thread == 0) {
           fence_before_tma();
           mbarrier_expect(landed, L * BK * 4);
-          tma_load(slices[at.stage], from.map, landed, static_cast<int>(l0), slice * BK, z);
+          tma_load(slices[at.stage], from.map, landed, static_cast<int>(l0),
+                   (piece.first + slice) * BK, all.bs ? static_cast<int>(z) : 0);
         } else {
           mbarrier_arrive(landed);
         }
@@ -91,29 +97,68 @@ struct Fetcher {
   }
 };
 
-// A problem, and what TMA knows of its operands.
+// A problem, what TMA knows of its operands, and who makes which of its tiles.
 struct FetchJob {
   Gemm g;
   FetchMap a, b;
+  uint32_t tiles = 1;  // of a matrix
+  ChainRelay relay;
+
+  __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
+    return relay.plan.piece(blockIdx.x, step, p);
+  }
+  template <Tile T>
+  __device__ __forceinline__ Origin origin(uint32_t tile) const {
+    return raster<uint32_t>(tile % tiles, g.m, g.n, T.BM, T.BN, T.group);
+  }
+  __device__ __forceinline__ uint32_t matrix(uint32_t tile) const { return tile / tiles; }
 };
 
-// As many blocks for each matrix as run at a time, or as it has tiles.
+// By the threads that fetch: slices of all that the block has to make, half of them A's.
+template <Tile T, bool kA, bool kB>
+__device__ __forceinline__ void fetch_pieces(SliceRing<T, kA, kB>& ring, const FetchJob& job) {
+  constexpr int kEach = T.producers / 2;
+  const Gemm& g = job.g;
+  const int thread = threadIdx.x % kEach;
+  RingPlace<T.buffers> at;
+  Piece p;
+  if (threadIdx.x < T.threads() + kEach) {
+    const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, thread};
+    for (uint32_t step = 0; job.piece(step, p); ++step)
+      a.fetch(ring.a, ring.full, ring.empty, at, job.matrix(p.tile), job.origin<T>(p.tile).i, p);
+  } else {
+    const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n, g.k, job.b, thread};
+    for (uint32_t step = 0; job.piece(step, p); ++step)
+      b.fetch(ring.b, ring.full, ring.empty, at, job.matrix(p.tile), job.origin<T>(p.tile).j, p);
+  }
+}
+
+// As many blocks as run at a time, or as there are tiles, in as many launches as their numbers
+// take. Without a workspace no tile is shared out.
 template <Tile T, bool kA, bool kB>
 void launch_fetching(void (*kernel)(FetchJob), const Gemm& g, const Context& context) {
-  const int64_t tiles = tile_count(g, T.BM, T.BN);
+  const int64_t tiles = tile_count(g, T.BM, T.BN), slices = slice_count(g.k, T.BK);
   if (tiles > kMaxGridX)
     throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
-  const int64_t room = int64_t{context.device.sm_count} * T.min_blocks;
-  for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
-    FetchJob job{.g = g.at(z)};
-    job.g.batch = std::min(g.batch - z, kMaxGridZ);
+  const int64_t room = int64_t{context.device.sm_count} * T.min_blocks, most = kMaxGridX / tiles;
+  for (int64_t z = 0; z < g.batch; z += most) {
+    FetchJob job{.g = g.at(z), .tiles = static_cast<uint32_t>(tiles)};
+    job.g.batch = std::min(g.batch - z, most);
     job.a = fetch_map(job.g.a, g.m, g.k, job.g.batch, T.BM, T.BK);
     job.b = fetch_map(job.g.b.transposed(), g.n, g.k, job.g.batch, T.BN, T.BK);
+    job.relay = plan_chain_relay(job.g, T, slices, context);
+    if (job.relay.bytes > context.workspace_bytes)
+      job.relay = {.plan = plan_whole(tiles * job.g.batch, slices, room)};
+    const bool shared = job.relay.plan.shared() > 0;
+    if (shared)
+      launch(clear_flags<kClearThreads>, {.grid = dim3(1), .block = dim3(kClearThreads)}, context,
+             job.relay.flags, static_cast<int>(job.relay.plan.clusters));
     launch(kernel,
-           {.grid = dim3(static_cast<unsigned>(std::min(tiles, room)), 1,
-                         static_cast<unsigned>(job.g.batch)),
+           {.grid = dim3(job.relay.plan.clusters),
             .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
-            .smem = sizeof(SliceRing<T, kA, kB>)},
+            .smem = sizeof(SliceRing<T, kA, kB>),
+            .dependent = shared,
+            .in_order = shared},
            context, job);
   }
 }

@@ -56,14 +56,20 @@ struct Relay {
 // a load of 32 or 64 KiB), and for each further part that a tile's owner adds.
 constexpr uint32_t kLeastShare = 8, kHandOver = 4, kAddPart = 1;
 
-// At most two last rounds are shared out: tiles that make no whole round, and a round before. Each
-// cluster then has more than a tile, and no tile more than two clusters. Where tiles are fewer than
-// clusters, a share is at least so long that adding up a tile's parts takes no longer.
-inline Relay plan_relay(int64_t tiles, int64_t blocks, int64_t clusters) {
+// Every tile is taken whole.
+inline Relay plan_whole(int64_t tiles, int64_t blocks, int64_t clusters) {
   Relay r;
   r.tiles = r.whole = static_cast<uint32_t>(tiles);
   r.blocks = static_cast<uint32_t>(blocks);
   r.clusters = static_cast<uint32_t>(std::min(tiles, clusters));
+  return r;
+}
+
+// At most two last rounds are shared out: tiles that make no whole round, and a round before. Each
+// cluster then has more than a tile, and no tile more than two clusters. Where tiles are fewer than
+// clusters, a share is at least so long that adding up a tile's parts takes no longer.
+inline Relay plan_relay(int64_t tiles, int64_t blocks, int64_t clusters) {
+  Relay r = plan_whole(tiles, blocks, clusters);
   const int64_t rounds = tiles / clusters, left = tiles % clusters;
   const int64_t shared = rounds ? clusters + left : left, all = shared * blocks;
   if (left == 0 || all > INT32_MAX) return r;
@@ -79,6 +85,16 @@ inline Relay plan_relay(int64_t tiles, int64_t blocks, int64_t clusters) {
   r.rounds = rounds ? static_cast<uint32_t>(rounds - 1) : 0;
   if (!rounds) r.clusters = static_cast<uint32_t>(ceil_div(all, share));
   return r;
+}
+
+// The same for sums that nobody can add up, since they are chains: who has a tile's end goes on
+// with the chain that the one before has begun. So a tile may be cut once, and where tiles are
+// fewer than clusters none is. Nor is one where that would save less than the time of `least`
+// slices.
+inline Relay plan_cut_once(int64_t tiles, int64_t blocks, int64_t clusters, int64_t least) {
+  const Relay r = plan_relay(tiles, blocks, clusters);
+  return r.share >= blocks && r.share + least <= 2 * blocks ? r
+                                                            : plan_whole(tiles, blocks, clusters);
 }
 
 // Room for the sums of so many clusters suffices, however many there will be up to `clusters`.

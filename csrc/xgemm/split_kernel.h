@@ -384,22 +384,26 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
   // Strips: of so many rows that memory sees whole lines, and blocks are enough all the same; a
   // cluster has more rows a strip for as many blocks. Measured on an H200, 2026-11-22.
-  if (a_along_k && b_along_k) {
-    if (g.k <= 512) take.template operator()<32, 2, 0, 1>();
-    else if (g.k <= 1024) take.template operator()<64, 2, 0, 1>();
-    else if (g.k <= 2048) take.template operator()<64, 4, 0, 1>();
-    else if (g.k <= 4096) take.template operator()<128, 4, 0, 1>();
-    else take.template operator()<kSplitThreads, 4, 0, 1>();
-  } else {
-    constexpr int kSome = kCluster > 1 ? 4 : 1;
-    const bool mixed = a_along_k || b_along_k;
-    if (g.k <= 512) take.template operator()<32, 2, 16, 1>();
-    else if (g.k <= 1024 && mixed && kCluster > 1) take.template operator()<64, 2, 32, kSome>();
-    else if (g.k <= 1024) take.template operator()<64, 2, 8, 1>();
-    else if (g.k <= 2048 && kCluster > 1) take.template operator()<128, 2, 32, kSome>();
-    else if (g.k <= 4096) take.template operator()<kSplitThreads, 2, 32, kCluster>();
-    else take.template operator()<kSplitThreads, 4, 32, kCluster>();
-  }
+  const auto take_rows = [&] {
+    if (g.k <= 512) return take.template operator()<32, 2, 0, 1>();
+    if (g.k <= 1024) return take.template operator()<64, 2, 0, 1>();
+    if (g.k <= 2048) return take.template operator()<64, 4, 0, 1>();
+    if (g.k <= 4096) return take.template operator()<128, 4, 0, 1>();
+    take.template operator()<kSplitThreads, 4, 0, 1>();
+  };
+  const auto take_strips = [&] {
+    if (g.k <= 512) return take.template operator()<32, 2, 16, 1>();
+    if constexpr (kCluster > 1) {
+      const bool mixed = a_along_k || b_along_k;
+      if (g.k <= 1024 && mixed) return take.template operator()<64, 2, 32, 4>();
+      if (g.k > 1024 && g.k <= 2048) return take.template operator()<128, 2, 32, 4>();
+    }
+    if (g.k <= 1024) return take.template operator()<64, 2, 8, 1>();
+    if (g.k <= 4096) return take.template operator()<kSplitThreads, 2, 32, kCluster>();
+    take.template operator()<kSplitThreads, 4, 32, kCluster>();
+  };
+  if (a_along_k && b_along_k) take_rows();
+  else take_strips();
 
   const auto job = [&](const View<const float>& rows, const Parts& parts, bool rows_along_k) {
     SplitJob j{.x = rows, .k = g.k, .parts = parts, .verdict = tells};

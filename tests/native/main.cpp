@@ -159,6 +159,28 @@ void test_stages() {
   simt::configure({});
 }
 
+// A strict stage shares out its last tiles if it has room for their sums, and has the same bits if
+// it has none.
+void test_relay_without_room() {
+  const Stage* const found = find_stage(Flavour::host, "tma_specialized");
+  if (!found) return;
+  Stage poor = *found;
+  poor.workspace = nullptr;
+  Problem p = problem(100, 700, 420, {false, false, 0}, 1.f, 0.f);
+  const auto want = result(p, [](const Gemm& g) { chain(g, 0, g.m); });
+  for (const Stage& stage : {*found, poor}) {
+    simt::forget_sites();
+    simt::configure({.row = 0, .sm_count = 2});
+    const auto got = result(p, [&](const Gemm& g) { simt::run_watched(stage, g); });
+    bool signals = false;
+    for (const auto& [kind, place] : simt::sites()) signals |= kind == simt::Sync::signal;
+    const std::string name = stage.workspace ? "a relay with room" : "a relay without room";
+    expect(same_bits(want, got), name + " has the chain's bits");
+    expect(signals == (stage.workspace != nullptr), name + " hands over as it may");
+  }
+  simt::configure({});
+}
+
 // Every tile exactly once, for every grid up to 40 x 40 tiles and groups from 1 to more than there
 // are rows.
 void test_raster() {
@@ -429,6 +451,7 @@ int run_all() {
   test_registry();
   test_stages();
   if (!kTsan && !kAsan) test_detectors();
+  if (!kTsan) test_relay_without_room();
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;
 }

@@ -87,6 +87,35 @@ void test_walks() {
   expect(shared > 1000, "some tiles are shared out");
 }
 
+// What is handed over may be a chain: every tile is begun by one cluster and ended by the next at
+// most, which then has been given all of it.
+void test_chains() {
+  int shared = 0;
+  for (int64_t clusters = 1; clusters <= 14; ++clusters)
+    for (int64_t tiles = 1; tiles <= 44; ++tiles)
+      for (int64_t blocks : {1, 2, 5, 6, 7, 8, 15, 16, 31, 64, 100, 333})
+        for (int64_t least : {1, 6, 12}) {
+          const Relay r = plan_cut_once(tiles, blocks, clusters, least);
+          const std::string name = std::to_string(tiles) + " tiles of " + std::to_string(blocks) +
+                                   " slices, begun by " + std::to_string(clusters) +
+                                   " clusters, to save " + std::to_string(least) + ": ";
+          const std::string fault = fault_of(r);
+          expect(fault.empty(), name + fault);
+          expect(r.clusters == std::min(tiles, clusters), name + "clusters");
+          for (uint32_t t = r.whole; t < r.tiles; ++t)
+            expect(r.owner(t) - r.starter(t) <= 1, name + "a tile of more than two clusters");
+          const int64_t alone = ceil_div(tiles, clusters) * blocks, gain = alone - longest(r);
+          expect(r.shared() ? gain >= least : gain == 0, name + "no gain");
+          expect(!r.shared() || tiles > clusters, name + "a chain made side by side");
+          // What is left whole would save little, or can't be cut once.
+          const Relay any = plan_relay(tiles, blocks, clusters);
+          expect(r.shared() || !any.shared() || tiles < clusters || alone - longest(any) < least,
+                 name + "left whole");
+          shared += r.shared() > 0;
+        }
+  expect(shared > 1000, "some chains are shared out");
+}
+
 void test_deep_products() {
   const Relay r = plan_relay(1, int64_t{1} << 15, 132);
   expect(r.clusters == 132 && r.share == 249, "all clusters share a tile");
@@ -100,6 +129,7 @@ void test_deep_products() {
 
 void test_relay() {
   test_walks();
+  test_chains();
   test_deep_products();
 }
 

@@ -44,27 +44,9 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
   using Ring = SliceRing<T, kA, kB>;
   XGEMM_SHARED_DYNAMIC(ring, Ring);
   ring.init();
-  const Gemm g = job.g.at(blockIdx.z);
-  const auto tiles = static_cast<uint32_t>(tile_count(g, T.BM, T.BN));
-  const auto origin = [&](uint32_t t) {
-    return raster<uint32_t>(t, g.m, g.n, T.BM, T.BN, T.group);
-  };
-  RingPlace<T.buffers> at;
   if (threadIdx.x >= T.threads()) {
     registers_down<kFetchRegisters[kRow]>();
-    constexpr int kEach = kProducers / 2;
-    const int thread = threadIdx.x % kEach, z = blockIdx.z;
-    if (threadIdx.x < T.threads() + kEach) {
-      const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, g.a.bs ? z : 0, thread};
-      for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
-        a.fetch(ring.a, ring.full, ring.empty, at, origin(t).i);
-    } else {
-      const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n,   g.k, job.b,
-                                              g.b.bs ? z : 0,   thread};
-      for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x)
-        b.fetch(ring.b, ring.full, ring.empty, at, origin(t).j);
-    }
-    return;
+    return fetch_pieces<T, kA, kB>(ring, job);
   }
   registers_up<kMathRegisters[kRow]>();
   constexpr int kStrideM = kLanesM * 4, kStrideN = kLanesN * 4;
@@ -73,17 +55,22 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
   const int ty = warp / (T.BN / T.WN) * T.WM + lane_row(lane) * 4;
   const int tx = warp % (T.BN / T.WN) * T.WN + lane_column(lane) * 4;
   const Smem first_a(&ring.a[0][0][ty]), first_b(&ring.b[0][0][tx]);
-  const int slices = slice_count(g.k, T.BK);
   float ra[2][TM], rb[2][TN];
+  RingPlace<T.buffers> at;
+  Piece piece, next;
   mbarrier_wait(&ring.full[at.stage], at.parity);
   Smem as = first_a, bs = first_b;
   load_fragment<kStrideM>(ra[0], as);
   load_fragment<kStrideN>(rb[0], bs);
-  for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+  for (uint32_t step = 0; job.piece(step, piece); ++step) {
     float acc[TM][TN] = {};
-    const int last = tiles - t > gridDim.x ? 0 : 1;  // slices left when the block's end comes
+    if (piece.first > 0) take_over<T>(job.relay, acc);
+    // What the main loop carries of a piece: its tile, with a bit that says that it has no end.
+    const bool hands_over = piece.last < static_cast<int>(job.relay.plan.blocks);
+    const uint32_t tile = piece.tile | (hands_over ? 1u << 31 : 0);
+    const int last = job.piece(step + 1, next) ? 0 : 1;  // slices left at the end
 #pragma unroll 1
-    for (int left = slices; left > 0; --left) {
+    for (int left = piece.last - piece.first; left > 0; --left) {
       int part = 0;
       bool slice_ends;
 #pragma unroll 1
@@ -108,7 +95,12 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
         }
       } while (!slice_ends);
     }
-    const Origin o = origin(t);
+    if (tile >> 31) {
+      hand_over<T>(job.relay, acc);
+      continue;
+    }
+    const Origin o = job.origin<T>(tile);
+    const Gemm g = job.g.at(job.matrix(tile));
 #pragma unroll
     for (int i = 0; i < TM; ++i)
 #pragma unroll
@@ -131,6 +123,11 @@ void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, k
   by_major(launches, g)(g, context);
 }
 
+size_t workspace(const Gemm& g, const Context& context) {
+  const Tile& t = kTiles[context.row];
+  return plan_chain_relay(g, t, slice_count(g.k, t.BK), context).bytes;
+}
+
 void run(const Gemm& g, const Context& context) {
   run_row(g, context, std::make_integer_sequence<int, std::size(kTiles)>());
 }
@@ -144,6 +141,7 @@ static const Register stage(
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .min_sm = 90,
      .max_sm = 90,
+     .workspace = workspace,
      .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::tma_specialized
