@@ -138,7 +138,7 @@ the fourth round leaves 16 of them idle. So the last two rounds are shared out e
 most blocks get the end of one tile and the beginning of the next. A chain cannot be made in two
 halves that are added, its bits would change; but it can be handed over like a baton. The beginning
 is made first, its accumulators go to a workspace as they are, and the block that has the end comes
-to it last and goes on where the other stopped. By then they are there, so that hardly anyone waits.""",
+to it last and goes on where the other stopped. By then they are there: hardly anyone waits.""",
     "mma_fp16x3": """\
 Tensor cores multiply 16-bit floats many times faster than FMA units multiply FP32, and they add up
 in FP32. So a float is written as the sum of two fp16 numbers: `hi` is the float rounded to fp16,
