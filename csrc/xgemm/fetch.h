@@ -97,69 +97,85 @@ struct Fetcher {
   }
 };
 
-// A problem, what TMA knows of its operands, and who makes which of its tiles.
+// A problem, what TMA knows of its operands, and who makes which of its tiles: where some are
+// shared out, those of all matrices are counted as one; where none is, matrices lie along grid.z.
 struct FetchJob {
   Gemm g;
   FetchMap a, b;
   uint32_t tiles = 1;  // of a matrix
+  int slices = 1;  // of a tile
   ChainRelay relay;
 
+  template <bool kShared>
   __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
-    return relay.plan.piece(blockIdx.x, step, p);
+    if constexpr (kShared) return relay.plan.piece(blockIdx.x, step, p);
+    p = {blockIdx.x + step * gridDim.x, 0, slices};
+    return p.tile < tiles;
   }
-  template <Tile T>
+  template <Tile T, bool kShared>
   __device__ __forceinline__ Origin origin(uint32_t tile) const {
-    return raster<uint32_t>(tile % tiles, g.m, g.n, T.BM, T.BN, T.group);
+    return raster<uint32_t>(kShared ? tile % tiles : tile, g.m, g.n, T.BM, T.BN, T.group);
   }
-  __device__ __forceinline__ uint32_t matrix(uint32_t tile) const { return tile / tiles; }
+  template <bool kShared>
+  __device__ __forceinline__ uint32_t matrix(uint32_t tile) const {
+    return kShared ? tile / tiles : blockIdx.z;
+  }
 };
 
 // By the threads that fetch: slices of all that the block has to make, half of them A's.
-template <Tile T, bool kA, bool kB>
+template <Tile T, bool kA, bool kB, bool kShared>
 __device__ __forceinline__ void fetch_pieces(SliceRing<T, kA, kB>& ring, const FetchJob& job) {
   constexpr int kEach = T.producers / 2;
   const Gemm& g = job.g;
   const int thread = threadIdx.x % kEach;
   RingPlace<T.buffers> at;
-  Piece p;
+  Piece p{};
+  const auto origin = [&] { return job.origin<T, kShared>(p.tile); };
+  const auto z = [&] { return job.matrix<kShared>(p.tile); };
   if (threadIdx.x < T.threads() + kEach) {
     const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, thread};
-    for (uint32_t step = 0; job.piece(step, p); ++step)
-      a.fetch(ring.a, ring.full, ring.empty, at, job.matrix(p.tile), job.origin<T>(p.tile).i, p);
+    for (uint32_t step = 0; job.piece<kShared>(step, p); ++step)
+      a.fetch(ring.a, ring.full, ring.empty, at, z(), origin().i, p);
   } else {
     const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n, g.k, job.b, thread};
-    for (uint32_t step = 0; job.piece(step, p); ++step)
-      b.fetch(ring.b, ring.full, ring.empty, at, job.matrix(p.tile), job.origin<T>(p.tile).j, p);
+    for (uint32_t step = 0; job.piece<kShared>(step, p); ++step)
+      b.fetch(ring.b, ring.full, ring.empty, at, z(), origin().j, p);
   }
 }
 
-// As many blocks as run at a time, or as there are tiles, in as many launches as their numbers
-// take. Without a workspace no tile is shared out.
+// As many blocks as run at a time, or as there are tiles: `shared` for all matrices, where that
+// saves time and there is a workspace for it, else `whole` for each.
 template <Tile T, bool kA, bool kB>
-void launch_fetching(void (*kernel)(FetchJob), const Gemm& g, const Context& context) {
-  const int64_t tiles = tile_count(g, T.BM, T.BN), slices = slice_count(g.k, T.BK);
+void launch_fetching(void (*whole)(FetchJob), void (*shared)(FetchJob), const Gemm& g,
+                     const Context& context) {
+  const int64_t tiles = tile_count(g, T.BM, T.BN);
   if (tiles > kMaxGridX)
     throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
-  const int64_t room = int64_t{context.device.sm_count} * T.min_blocks, most = kMaxGridX / tiles;
-  for (int64_t z = 0; z < g.batch; z += most) {
-    FetchJob job{.g = g.at(z), .tiles = static_cast<uint32_t>(tiles)};
-    job.g.batch = std::min(g.batch - z, most);
-    job.a = fetch_map(job.g.a, g.m, g.k, job.g.batch, T.BM, T.BK);
-    job.b = fetch_map(job.g.b.transposed(), g.n, g.k, job.g.batch, T.BN, T.BK);
-    job.relay = plan_chain_relay(job.g, T, slices, context);
-    if (job.relay.bytes > context.workspace_bytes)
-      job.relay = {.plan = plan_whole(tiles * job.g.batch, slices, room)};
-    const bool shared = job.relay.plan.shared() > 0;
-    if (shared)
-      launch(clear_flags<kClearThreads>, {.grid = dim3(1), .block = dim3(kClearThreads)}, context,
-             job.relay.flags, static_cast<int>(job.relay.plan.clusters));
-    launch(kernel,
-           {.grid = dim3(job.relay.plan.clusters),
-            .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
-            .smem = sizeof(SliceRing<T, kA, kB>),
-            .dependent = shared,
-            .in_order = shared},
-           context, job);
+  FetchJob job{.tiles = static_cast<uint32_t>(tiles), .slices = slice_count(g.k, T.BK)};
+  const int64_t room = int64_t{context.device.sm_count} * T.min_blocks;
+  LaunchConfig config{.block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
+                      .smem = sizeof(SliceRing<T, kA, kB>)};
+  const auto take = [&](const Gemm& part) {
+    job.g = part;
+    job.a = fetch_map(part.a, part.m, part.k, part.batch, T.BM, T.BK);
+    job.b = fetch_map(part.b.transposed(), part.n, part.k, part.batch, T.BN, T.BK);
+  };
+  job.relay = plan_chain_relay(g, T, job.slices, context);
+  if (job.relay.plan.shared() && job.relay.bytes <= context.workspace_bytes) {
+    launch(clear_flags<kClearThreads>, {.grid = dim3(1), .block = dim3(kClearThreads)}, context,
+           job.relay.flags, static_cast<int>(job.relay.plan.clusters));
+    take(g);
+    config.grid = dim3(job.relay.plan.clusters);
+    config.dependent = config.in_order = true;
+    return launch(shared, config, context, job);
+  }
+  for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
+    Gemm part = g.at(z);
+    part.batch = std::min(g.batch - z, kMaxGridZ);
+    take(part);
+    config.grid =
+        dim3(static_cast<unsigned>(std::min(tiles, room)), 1, static_cast<unsigned>(part.batch));
+    launch(whole, config, context, job);
   }
 }
 

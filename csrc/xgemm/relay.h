@@ -83,7 +83,7 @@ inline Relay plan_relay(int64_t tiles, int64_t blocks, int64_t clusters) {
   r.share = static_cast<uint32_t>(share);
   r.whole = static_cast<uint32_t>(tiles - shared);
   r.rounds = rounds ? static_cast<uint32_t>(rounds - 1) : 0;
-  if (!rounds) r.clusters = static_cast<uint32_t>(ceil_div(all, share));
+  if (!r.rounds) r.clusters = static_cast<uint32_t>(ceil_div(all, share));  // nobody is idle
   return r;
 }
 

@@ -37,6 +37,7 @@ std::string fault_of(const Relay& r) {
       }
       if (p.tile >= r.whole && p.first == 0 && r.starter(p.tile) != c) return "another starter";
     }
+    if (step == 0) return "a cluster without work";
     if (gave > 1) return "two sums handed over";
     if (r.piece(c, step + 1, p)) return "a piece after the last";
   }

@@ -35,7 +35,8 @@ constexpr bool registers_fit(int row) {
 }
 static_assert(registers_fit(0) && registers_fit(1));
 
-template <int kRow, bool kA, bool kB>  // whether A, B transposed are contiguous along k
+// kA, kB: whether A, B transposed are contiguous along k. kShared: whether tiles are shared out.
+template <int kRow, bool kA, bool kB, bool kShared>
 __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kRow].min_blocks)
     kernel(const __grid_constant__ FetchJob job) {
   constexpr Tile T = kTiles[kRow];
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
   ring.init();
   if (threadIdx.x >= T.threads()) {
     registers_down<kFetchRegisters[kRow]>();
-    return fetch_pieces<T, kA, kB>(ring, job);
+    return fetch_pieces<T, kA, kB, kShared>(ring, job);
   }
   registers_up<kMathRegisters[kRow]>();
   constexpr int kStrideM = kLanesM * 4, kStrideN = kLanesN * 4;
@@ -62,13 +63,14 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
   Smem as = first_a, bs = first_b;
   load_fragment<kStrideM>(ra[0], as);
   load_fragment<kStrideN>(rb[0], bs);
-  for (uint32_t step = 0; job.piece(step, piece); ++step) {
+  for (uint32_t step = 0; job.piece<kShared>(step, piece); ++step) {
     float acc[TM][TN] = {};
-    if (piece.first > 0) take_over<T>(job.relay, acc);
+    if constexpr (kShared)
+      if (piece.first > 0) take_over<T>(job.relay, acc);
     // What the main loop carries of a piece: its tile, with a bit that says that it has no end.
-    const bool hands_over = piece.last < static_cast<int>(job.relay.plan.blocks);
+    const bool hands_over = kShared && piece.last < job.slices;
     const uint32_t tile = piece.tile | (hands_over ? 1u << 31 : 0);
-    const int last = job.piece(step + 1, next) ? 0 : 1;  // slices left at the end
+    const int last = job.piece<kShared>(step + 1, next) ? 0 : 1;  // slices left at the end
 #pragma unroll 1
     for (int left = piece.last - piece.first; left > 0; --left) {
       int part = 0;
@@ -95,12 +97,12 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
         }
       } while (!slice_ends);
     }
-    if (tile >> 31) {
+    if (kShared && tile >> 31) {
       hand_over<T>(job.relay, acc);
       continue;
     }
-    const Origin o = job.origin<T>(tile);
-    const Gemm g = job.g.at(job.matrix(tile));
+    const Origin o = job.origin<T, kShared>(tile);
+    const Gemm g = job.g.at(job.matrix<kShared>(tile));
 #pragma unroll
     for (int i = 0; i < TM; ++i)
 #pragma unroll
@@ -111,7 +113,8 @@ __global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kR
 
 template <int kRow, bool kA, bool kB>
 void launch_row(const Gemm& g, const Context& context) {
-  launch_fetching<kTiles[kRow], kA, kB>(kernel<kRow, kA, kB>, g, context);
+  launch_fetching<kTiles[kRow], kA, kB>(kernel<kRow, kA, kB, false>, kernel<kRow, kA, kB, true>, g,
+                                        context);
 }
 
 template <int... kRow>
