@@ -21,6 +21,8 @@ from xgemm_torch import registry
 NEAREST = 4
 OTHER_WIDTH = 2.0
 SAME = 1e-4
+# Of a model, in elements of k: a row that fits none (the last resort of a stage) has no end of it.
+MOST_PROLOGUE = 4096.0
 # A row that is expected to take so many times the least is not measured.
 SKIPPED = 1.5
 # By number: +2 where A, +1 where B transposed, is contiguous along k.
@@ -159,9 +161,9 @@ def fit(t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_coun
         return sum(abs(math.log(us / model.microseconds(t, p, sm_count))) for p, us in times), model
 
     floor = min(us for _, us in times)
-    low, high = (0.0, 0.0, 0.0, 0.0), (0.95 * floor, math.inf, 0.95, 1.0)
+    low, high = (0.0, 0.0, 0.0, 0.0), (0.95 * floor, MOST_PROLOGUE, 0.95, 1.0)
     at: tuple[float, ...] = (0.3 * floor, 4.0 * t.BK, 0.4, 0.1)
-    step = (0.3 * floor, 4.0 * t.BK, 0.2, 0.2)
+    step = (0.3 * floor, 4.0 * max(t.BK, 16), 0.2, 0.2)
     best = error(at)
     for _ in range(7):
         moved = True

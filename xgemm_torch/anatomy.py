@@ -208,6 +208,8 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     parts = counts.parts_of(stage, tile)
     if parts:
         copies = _of_parts(copies, tile, parts, k)
+        # What else passes through shared memory are scales.
+        stores, reads = stores[:0], reads[np.isin(reads.word, copies.word)]
     named = np.array_equal(stores.thread, loads.thread) if len(stores) else not parts
     named |= bool(parts and len(copies))
     if named and len(stores):
