@@ -327,3 +327,33 @@ def test_the_suite_runs_and_records_what_a_figure_needs(tmp_path):
         assert "no performance" in info["note"]
         assert "tflops" not in info and "ratio" not in info
         assert "are no performance" in done.stdout
+
+
+# Chosen rows on chosen problems
+
+
+def test_rows_and_problems_go_by_their_names():
+    import rows
+
+    found = rows.named_row("wgmma_fp16x3:2")
+    assert (found.stage, found.row, found.tile.BM) == ("wgmma_fp16x3", 2, 64)
+    problem = rows.named_problem("linear 768-3072 rows 8 grad_w")
+    assert (problem.m, problem.n, problem.k, problem.layout) == (3072, 768, 8, "TN")
+
+
+@pytest.mark.parametrize(
+    "name, known", [("gemv:9", "gemv:0, gemv:1"), ("gemv", "gemv:0"), ("nothing:0", "naive")]
+)
+def test_an_unknown_row_is_told_what_there_is(name, known):
+    import rows
+
+    with pytest.raises(ValueError, match=f"no row '{name}'.*{known}"):
+        rows.named_row(name)
+
+
+def test_an_unknown_problem_is_an_error(capsys):
+    import rows
+
+    with pytest.raises(SystemExit):
+        rows.main(["gemv:0", "--problem", "square 3 NN"])
+    assert "no problem 'square 3 NN'" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""Times chosen rows of stages on chosen problems, in turns with torch.mm: what a change is worth.
+
+    python benchmarks/rows.py wgmma_fp16x3:0 tma_specialized:1 \\
+        --problem "square 4096 NN" --problem "linear 768-768 rows 8192 forward" --json rows.json
+
+Problems are named as ``python benchmarks/shapes.py`` lists them. Every row is given the same random
+normal operands, rotated through memory; the chip is hot; times are medians of turns. A problem's
+line comes as soon as it is measured: microseconds, and how many times as fast as torch.mm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import provenance
+import select_model
+import shapes
+import torch
+from select_table import CUBLAS, stage_call
+
+import xgemm_torch
+from xgemm_torch import timing
+
+
+def named_row(name: str) -> select_model.Row:
+    """The row that "stage:number" names; a ValueError says which there are."""
+    rows = {f"{r.stage}:{r.row}": r for r in select_model.rows_of(xgemm_torch.stages())}
+    if name not in rows:
+        stage = name.partition(":")[0]
+        known = [key for key in rows if key.startswith(f"{stage}:")] or sorted(
+            {key.partition(":")[0] for key in rows}
+        )
+        raise ValueError(f"no row {name!r}: there are {', '.join(known)}")
+    return rows[name]
+
+
+def named_problem(label: str) -> shapes.Problem:
+    """The problem of the suite with this label; a ValueError if there is none."""
+    found = [p for p in shapes.suite() if p.label == label]
+    if not found:
+        raise ValueError(f"no problem {label!r}: python benchmarks/shapes.py lists them")
+    return found[0]
+
+
+def measure(p: shapes.Problem, rows: Sequence[select_model.Row], rounds: int) -> dict[str, float]:
+    """Microseconds of torch.mm and of each row, by "stage:number"."""
+    contenders = {CUBLAS: timing.torch_mm(p.layout)}
+    contenders |= {f"{row.stage}:{row.row}": stage_call(row, p.layout) for row in rows}
+    sets = timing.operands(p.m, p.n, p.k, p.layout)
+    samples = timing.interleaved(contenders, sets, rounds=rounds, sample_ms=3.0)
+    return {name: 1e6 * median(times) for name, times in samples.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", nargs="+", metavar="STAGE:ROW")
+    parser.add_argument("--problem", action="append", required=True, metavar="LABEL")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--json", type=Path, help="where to keep times, clocks and facts")
+    chosen = parser.parse_args(arguments)
+    try:
+        rows = [named_row(name) for name in chosen.rows]
+        problems = [named_problem(label) for label in chosen.problem]
+    except ValueError as error:
+        parser.error(str(error))
+    if not torch.cuda.is_available():
+        raise SystemExit("rows: needs a GPU")
+    found: dict[str, dict[str, float]] = {}
+    timing.heat(1.0)
+    with timing.Clocks() as clocks:
+        for p in problems:
+            us = found[p.label] = measure(p, rows, chosen.rounds)
+            each = "  ".join(
+                f"{name} {us[name]:.1f} ({us[CUBLAS] / us[name]:.2f} x)"
+                for name in us
+                if name != CUBLAS
+            )
+            print(f"{p.label:40} {CUBLAS} {us[CUBLAS]:9.1f}  {each}", flush=True)
+    if chosen.json:
+        record = {"facts": provenance.facts(), "clocks": clocks.summary(), "us": found}
+        chosen.json.write_text(json.dumps(record, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
