@@ -376,11 +376,15 @@ def main_loops(stage):
     ]
 
 
+# Helpers whose loop is over the work of several blocks, not over k: all of the kernel.
+OVER_BLOCKS = re.compile(r"split_kernel<.*,true>")
+
+
 @on_machine_code
 def test_main_loops_are_small_and_keep_to_their_registers(stage):
     rows = set()
     for name, row, loop in main_loops(stage):
-        if loop is not None:
+        if loop is not None and not OVER_BLOCKS.fullmatch(name):
             assert not faults(loop, Least(body=least(stage, row).body)), name
             rows.add(row)
     # Every row multiplies in a loop; helpers need none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -260,7 +261,8 @@ def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str, int | None]]:
     if stage.name == "gemv":
         return [(200, "NN", None)]  # longer than the ring of a warp
     deep = () if stage.strict else (1100, 2100, 4200)
-    return [(k, "NN", None) for k in (depth(stage), *deep)]
+    many = [(depth(stage), "TN", FEW + 1)] if any(t.producers for t in stage.tiles) else []
+    return [*((k, "NN", None) for k in (depth(stage), *deep)), *many]
 
 
 @pytest.fixture(scope="module")
@@ -323,14 +325,18 @@ def test_every_site_is_needed(site, layout, order):
 def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
     """The same for those in headers, with every row of the first stage that comes to one.
 
+    A way may come to a site and not need it: a block with one tile shares nothing with the next.
     A launch that has nothing to do by the verdict of another comes to them, too: wide operands are
     what gives it work.
     """
     name = came_to[site][0][0]
-    least = {row: way for stage, row, way in reversed(came_to[site]) if stage == name}
-    for row, (k, layout, batch) in least.items():
+    ways_of: dict[int, list[tuple[int, str, int | None]]] = {}
+    for stage, row, way in came_to[site]:
+        if stage == name:
+            ways_of.setdefault(row, []).append(way)
+    for row, all_ways in ways_of.items():
         errors = []
-        for data in ("normal", "wide"):
+        for (k, layout, batch), data in itertools.product(all_ways, ("normal", "wide")):
             a, b, flags = problems.operands(70, 40, k, layout, batch=(batch, None), data=data)
             try:
                 with simt.configure(skip=site, order=order, row=row, sm_count=FEW):

@@ -342,35 +342,42 @@ struct Clear {
   int count = 0;
 };
 
-template <Half kType, int kThreads, int kItems, int kStrip, int kCluster>
+// kAsked: it happens only if the verdict `asked` is wide, and in a small grid, since mostly it does
+// not: a block then has several blocks' work.
+template <Half kType, int kThreads, int kItems, int kStrip, int kCluster, bool kAsked>
 __global__ void __launch_bounds__(kSplitThreads, split_blocks(kStrip, kItems))
     split_kernel(const SplitJob a, const SplitJob b, const Verdict* asked, const Clear clear) {
   constexpr Scheme S = scheme_of(kType);
   wait_for_launch_before();
   let_next_launch_begin();
-  if (asked && !is_wide(*asked)) return;
+  if (kAsked && !is_wide(*asked)) return;
   if (blockIdx.x == 0)
     for (int i = threadIdx.x; i < clear.count; i += kSplitThreads) clear.words[i] = 0;
-#pragma unroll 1
-  for (int64_t at = blockIdx.x; at < a.grid + b.grid; at += gridDim.x) {
-    if (at > blockIdx.x) __syncthreads();  // what is shared has been read
+  const auto split_block = [&](int64_t at) {
     const bool first = at < a.grid;
     const SplitJob job = first ? a : b;
     const int64_t block = first ? at : at - a.grid;
     if constexpr (kStrip > 0) {
-      if (!job.along_k) {
-        split_along_rows<S, kStrip, kCluster>(job, block);
-        continue;
-      }
+      if (!job.along_k) return split_along_rows<S, kStrip, kCluster>(job, block);
     }
     split_along_k<S, kThreads, kItems>(job, block);
+  };
+  if constexpr (kAsked) {
+#pragma unroll 1
+    for (int64_t at = blockIdx.x; at < a.grid + b.grid; at += gridDim.x) {
+      if (at > blockIdx.x) __syncthreads();  // what is shared has been read
+      split_block(at);
+    }
+  } else {
+    split_block(blockIdx.x);
   }
 }
 
 // Enqueues the split of A and, if it is not kept, of B. It tells the verdict `tells`, cleared
-// before, or happens only if the verdict `asks` is wide. It clears `clear`, too. kCluster: blocks
-// that share a strip of a deep operand, 1 where there are no clusters (below sm_90).
-template <Scheme S, int kCluster>
+// before, or, if kAsks, happens only if the verdict `asks` is wide. It clears `clear`, too.
+// kCluster: blocks that share a strip of a deep operand, 1 where there are no clusters (below
+// sm_90).
+template <Scheme S, int kCluster, bool kAsks = false>
 void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict* tells = nullptr,
            const Verdict* asks = nullptr, Clear clear = {}) {
   const bool a_along_k = g.m == 0 || along_k(g.a, g.m, g.k);
@@ -378,7 +385,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   void (*kernel)(SplitJob, SplitJob, const Verdict*, Clear) = nullptr;
   SplitShape shape{};
   const auto take = [&]<int kThreads, int kItems, int kStrip, int kBlocks>() {
-    kernel = split_kernel<S.type, kThreads, kItems, kStrip, kBlocks>;
+    kernel = split_kernel<S.type, kThreads, kItems, kStrip, kBlocks, kAsks>;
     shape = {kThreads, kItems, kStrip, kBlocks};
   };
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
@@ -423,7 +430,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   const int64_t at_once = int64_t{context.device.sm_count} * split_blocks(shape.strip, shape.items);
   const int64_t room = std::max<int64_t>(1, at_once / shape.cluster) * shape.cluster;
   launch(kernel,
-         {.grid = dim3(static_cast<unsigned>(std::min(a.grid + b.grid, asks ? room : INT64_MAX))),
+         {.grid = dim3(static_cast<unsigned>(std::min(a.grid + b.grid, kAsks ? room : INT64_MAX))),
           .block = dim3(kSplitThreads),
           .smem = shape.strip ? sizeof(float) * kStripFloats : 0,
           .cluster = static_cast<unsigned>(shape.cluster),

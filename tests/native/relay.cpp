@@ -102,7 +102,10 @@ void test_chains() {
                                    " clusters, to save " + std::to_string(least) + ": ";
           const std::string fault = fault_of(r);
           expect(fault.empty(), name + fault);
-          expect(r.clusters == std::min(tiles, clusters), name + "clusters");
+          // Where no tile is left whole, rounding may leave clusters without work.
+          expect(r.shared() && !r.whole ? r.clusters <= clusters
+                                        : r.clusters == std::min(tiles, clusters),
+                 name + "clusters");
           for (uint32_t t = r.whole; t < r.tiles; ++t)
             expect(r.owner(t) - r.starter(t) <= 1, name + "a tile of more than two clusters");
           const int64_t alone = ceil_div(tiles, clusters) * blocks, gain = alone - longest(r);

@@ -78,8 +78,8 @@ void run(const Gemm& g, const Context& context) {
          packed);
   split<kFp16x3, kCluster>(g, narrow, context, plan.verdict, nullptr, flags);
   kernels[context.row](g, narrow, context, When::narrow);
-  split<kBf16x6, kCluster>(g, plan, context, nullptr, plan.verdict,
-                           place_relay(kWide, g, plan.bytes, context).flags);
+  split<kBf16x6, kCluster, true>(g, plan, context, nullptr, plan.verdict,
+                                 place_relay(kWide, g, plan.bytes, context).flags);
   launch_wgmma<kBf16x6, kWide>(g, plan, context, When::wide);
 }
 
