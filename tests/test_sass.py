@@ -284,13 +284,14 @@ LEAST = {
     # In TT it stalls three to five times as often as in the others, and is slower on the chip too.
     "smem_double_buffered": Least(0.77, 42.5, 21 * 1024),
     "cp_async_pipelined 0": Least(0.89, 55),
-    "cp_async_pipelined 1": Least(0.89, 56.5),
+    "cp_async_pipelined 1": Least(0.89, 56),
     "cp_async_pipelined 2": Least(0.83, 51),
     "cp_async_pipelined 3": Least(0.80, 43),
     "cp_async_pipelined 4": Least(0.74, 39.5),
     "cp_async_pipelined 5": Least(0.71, 40),
     "tma_specialized 0": Least(0.93, 58),
-    "tma_specialized 1": Least(0.89, 55),
+    # 55.4 where tiles are shared out; taken whole 53.5, and 2% slower at 1024 than with 55.4.
+    "tma_specialized 1": Least(0.89, 53),
     # 16 rows of A for each element of B that is loaded: long, but it waits for memory anyway.
     "few_rows 3": Least(body=30 * 1024),
 }
