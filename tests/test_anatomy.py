@@ -203,7 +203,10 @@ def test_worst_conflict_in_the_picture_is_the_counted_one(stage):
         kind = "load" if what.startswith("read") else "store"
         ways = int(pictures._in_banks(pictures._fullest(words)).max())
         shown[line, kind] = max(ways, shown.get((line, kind), 0))
-    assert shown == {(line["place"], line["kind"]): line["ways"] for line in told}
+    counted = {(line["place"], line["kind"]): line["ways"] for line in told}
+    if drawn.parts:  # scales pass through shared memory, too, and are not drawn
+        counted = {key: ways for key, ways in counted.items() if key in shown}
+    assert shown and shown == counted
 
 
 def test_a_vector_along_a_column_of_a_transposed_operand():
@@ -270,7 +273,9 @@ def test_counts_are_of_whole_tiles_and_of_every_line_that_a_picture_shows(stage)
     drawn = schedule(stage)
     if drawn.named:
         lines = {line for line, _, _ in pictures._by_line(drawn)}
-        assert {line["place"] for line in own_lines(stage, counts.of(stage))} == lines
+        told = {line["place"] for line in own_lines(stage, counts.of(stage))}
+    # Of operands in parts the scales are counted, too, and not drawn.
+    assert lines and (lines <= told if schedule(stage).parts else lines == told)
 
 
 @pytest.mark.parametrize("parts", [2, 3])
