@@ -23,6 +23,8 @@ OTHER_WIDTH = 2.0
 SAME = 1e-4
 # Of a model, in elements of k: a row that fits none (the last resort of a stage) has no end of it.
 MOST_PROLOGUE = 4096.0
+# Rows (or columns) of which "fp32" may make several chains. Also in chains.h.
+FEW = 4
 # A row that is expected to take so many times the least is not measured.
 SKIPPED = 1.5
 # By number: +2 where A, +1 where B transposed, is contiguous along k.
@@ -38,6 +40,7 @@ class Row:
     tile: registry.Tile
     strict: bool = True
     splits: bool = False
+    splits_as_one: bool = False
 
     @property
     def key(self) -> str:
@@ -52,7 +55,11 @@ class Row:
 
 def rows_of(stages: Iterable[registry.Stage]) -> list[Row]:
     """Every row of every stage."""
-    return [Row(s.name, i, t, s.strict, s.splits) for s in stages for i, t in enumerate(s.tiles)]
+    return [
+        Row(s.name, i, t, s.strict, s.splits, s.splits_as_one)
+        for s in stages
+        for i, t in enumerate(s.tiles)
+    ]
 
 
 KINDS = ("parts", "chain", "chains")
@@ -72,7 +79,7 @@ def several(p: shapes.Problem) -> bool:
 def keeps(row: Row, p: shapes.Problem, *, strict: bool) -> bool:
     """Whether the row may be taken for ``precision="ieee"``, or for "fp32"."""
     if not strict:
-        return kind(row) != "chains"
+        return kind(row) != "chains" or (row.splits_as_one and min(p.m, p.n) <= FEW)
     return is_measured(row, p) if kind(row) == "chains" else row.strict and not several(p)
 
 

@@ -236,6 +236,8 @@ def compiled(table, rows, folder):
         t = row.tile
         lines.append(f"all[{names.index(row.stage)}].strict = {str(row.strict).lower()};")
         lines.append(f"all[{names.index(row.stage)}].splits = {str(row.splits).lower()};")
+        as_one = str(row.splits_as_one).lower()
+        lines.append(f"all[{names.index(row.stage)}].splits_as_one = {as_one};")
         lines.append(
             f"all[{names.index(row.stage)}].tiles.push_back({{.BM = {t.BM}, .BN = {t.BN}, "
             f".BK = {t.BK}, .TM = {t.TM}, .TN = {t.TN}, .buffers = {t.buffers}, "

@@ -19,7 +19,7 @@ PROBES = sorted((STAGE_FILES.parent / "host").glob("probes*.cu"))
 PLACE = r"[\w.]+\.(cu|h):\d+"
 CAUGHT = (
     "race on (shared|global) memory|uninitialised|unfinished (copy|wgmma)|overwritten|deadlock"
-    "|mbarrier|divergent wgmma|unfenced|signals"
+    "|mbarrier|divergent wgmma|unfenced|signals|out of bounds: .* another block|a block of the cluster"
 )
 
 # What a planted fault's report must say. Every one names a file and a line.
@@ -90,6 +90,11 @@ FAULTS = {
     "block_not_there": "out of bounds: the TMA of .* more blocks than the cluster's 2",
     "missing_named_barrier": "race on shared memory",
     "missing_cluster_sync": "race on global memory: .* (stored|read), with no barrier between",
+    "peer_read_too_early": "race on shared memory: .* of another block wrote|uninitialised: .* another",
+    "peer_gone": "out of bounds: .*(the block ends with no barrier|a block .* has exited)",
+    "peer_uninitialised": "uninitialised: .* of the cluster reads another's shared memory",
+    "peer_not_there": "a load: .* means block 2 at .*, the cluster has 2",
+    "peer_out_of_bounds": "out of bounds: .* reads another's shared memory outside every array",
     "misaligned_ldmatrix": "misaligned: .* moves 16 bytes at an address that is 4 past",
     "mma_of_31_lanes": "deadlock: .* wait in ldmatrix at .* lane 3 has exited",
     "missing_signal": "deadlock: no block that must have begun .* wait for 5 signals of which 0 ",
@@ -118,6 +123,7 @@ RIGHT = [
     "tma_dot_product",
     "warp_product",
     "split_product",
+    "peer_product",
     "signals",
 ]
 
@@ -244,6 +250,8 @@ def test_a_right_kernel_needs_all_its_sites(probe, site, order):
     _C.simt_probe(probe)
 
 
+# Of k, in a chain of the stages that make several.
+SHARE = 32
 # Of multiprocessors: few enough that a deep product is shared out among clusters of two, too.
 FEW = 6
 
@@ -259,7 +267,7 @@ def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str, int | None]]:
     if stage.name == "few_rows":
         return [(k, layout, None) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
     if stage.name == "gemv":
-        return [(200, "NN", None)]  # longer than the ring of a warp
+        return [(200, "NN", None)]  # longer than the ring of a warp, and of several chains
     deep = () if stage.strict else (1100, 2100, 4200)
     many = [(depth(stage), "TN", FEW + 1)] if any(t.producers for t in stage.tiles) else []
     return [*((k, "NN", None) for k in (depth(stage), *deep)), *many]
@@ -278,7 +286,7 @@ def came_to():
             ):
                 a, b, flags = problems.operands(70, 40, k, layout, batch=(batch, None), data=data)
                 _C.simt_forget_sites()
-                with simt.configure(row=row, sm_count=FEW):
+                with simt.configure(row=row, sm_count=FEW, share=SHARE):
                     xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
                 for site in simt.sites():
                     came = found.setdefault(site, [])
@@ -315,13 +323,15 @@ def test_every_site_is_needed(site, layout, order):
     file = site.split(":")[0]
     stage = next(stage for stage in xgemm_torch.stages() if stage.file == file)
     ring = any(SITES[s] in ("wait", "mbarrier wait") for s in SITES if s.startswith(file))
-    a, b, flags = problems.operands(70, 40, depth(stage) if ring else 45, layout)
+    # Chains enough for a cluster of blocks.
+    k = 300 if stage.splits else depth(stage) if ring else 45
+    a, b, flags = problems.operands(70, 40, k, layout)
     for row in range(len(stage.tiles)):
-        with simt.configure(skip=site, order=order, row=row):
+        with simt.configure(skip=site, order=order, row=row, share=SHARE):
             with pytest.raises(RuntimeError, match=CAUGHT) as error:
                 xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
         assert file in str(error.value)
-        with simt.configure(row=row):
+        with simt.configure(row=row, share=SHARE):
             xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)  # and is right again with it
 
 
@@ -344,11 +354,11 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
         for (k, layout, batch), data in itertools.product(all_ways, ("normal", "wide")):
             a, b, flags = problems.operands(70, 40, k, layout, batch=(batch, None), data=data)
             try:
-                with simt.configure(skip=site, order=order, row=row, sm_count=FEW):
+                with simt.configure(skip=site, order=order, row=row, sm_count=FEW, share=SHARE):
                     xgemm_torch.sgemm(a, b, kernel=name, **flags)
             except RuntimeError as error:
                 errors.append(str(error))
-            with simt.configure(row=row, sm_count=FEW):
+            with simt.configure(row=row, sm_count=FEW, share=SHARE):
                 xgemm_torch.sgemm(a, b, kernel=name, **flags)  # and is right again with it
             if errors:
                 break

@@ -69,6 +69,7 @@ class Stage:
         max_sm: the last compute capability; 0 for any.
         strict: whether its bits are those of the chain of fused multiply-adds in the order of k.
         splits: whether it makes several such chains of an element where `chain_share` says so.
+        splits_as_one: ... and, for ``precision="fp32"``, keeps them finite just where one chain is.
         cuda: whether this build has its CUDA flavour (the host flavour is always there).
         tiles: its tile table.
         packs: whether ``xgemm_torch.prepack`` spares it work.
@@ -86,6 +87,7 @@ class Stage:
     tiles: tuple[Tile, ...]
     packs: bool = False
     splits: bool = False
+    splits_as_one: bool = False
 
 
 @functools.cache

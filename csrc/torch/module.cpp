@@ -69,6 +69,7 @@ std::string stages_json() {
         << ",\"min_sm\":" << s.min_sm << ",\"max_sm\":" << s.max_sm
         << ",\"strict\":" << (s.strict ? "true" : "false")
         << ",\"splits\":" << (s.splits ? "true" : "false")
+        << ",\"splits_as_one\":" << (s.splits_as_one ? "true" : "false")
         << ",\"packs\":" << (s.pack ? "true" : "false")
         << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false")
         << ",\"tiles\":" << list(tiles) << "}";

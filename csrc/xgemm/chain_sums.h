@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <iterator>
 
 #include "xgemm/chains.h"
@@ -65,6 +66,23 @@ inline ChainPlan plan_chains(const Gemm& all, void* workspace) {
   return plan;
 }
 
+// The chain of an element's products of k0 to k1.
+__device__ __forceinline__ float chain_of(const Gemm& g, int64_t i, int64_t j, int64_t k0,
+                                          int64_t k1) {
+  float chain = 0.f;
+#pragma unroll 4
+  for (int64_t k = k0; k < k1; ++k) chain = fmaf(g.a(i, k), g.b(k, j), chain);
+  return chain;
+}
+
+// Element (i, j), given the sum of its chains: that is not finite where one of them is not, or was
+// marked as far from sure to be.
+__device__ __forceinline__ void store_sum(const Gemm& g, int64_t i, int64_t j, float sum) {
+  if (g.as_one && !(fabsf(sum) <= FLT_MAX)) [[unlikely]]
+    sum = chain_of(g, i, j, 0, g.k);
+  g.store(i, j, sum);
+}
+
 // Adds up an element's chains, in order, and takes them through the epilogue. A thread asks for
 // some of them before it adds.
 __device__ __forceinline__ void add_chains(const ChainJob& job) {
@@ -84,22 +102,23 @@ __device__ __forceinline__ void add_chains(const ChainJob& job) {
 #pragma unroll
     for (int q = 0; q < kAhead; ++q) sum += x[q];
   }
-  g.store(i, j, sum);
+  store_sum(g, i, j, sum);
 }
 
-// `kernel` for all chains, then `add`, which calls add_chains. config: of the first, but for the
-// matrices along grid.z.
-inline void launch_chains(void (*kernel)(ChainJob), LaunchConfig config, void (*add)(ChainJob),
-                          ChainJob job, const Context& context) {
+// `kernel` for all chains, then `add`, which calls add_chains, where they have been left in the
+// workspace. config: of the first, but for the matrices along grid.z.
+template <class Job>
+void launch_chains(void (*kernel)(Job), LaunchConfig config, void (*add)(Job), Job job,
+                   const Context& context) {
   const Gemm g = job.g;
   const int64_t adders = ceil_div(g.m * g.n, kAddThreads);
-  if (job.shares > 1 && adders > kMaxGridX)
+  if (job.sums && adders > kMaxGridX)
     throw std::invalid_argument("xgemm: more than 2^31 - 1 blocks to add up chains");
   for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
     job.g = g.at(z);
     config.grid.z = static_cast<unsigned>(std::min(g.batch - z, kMaxGridZ));
     launch(kernel, config, context, job);
-    if (job.shares > 1)
+    if (job.sums)
       launch(add,
              {.grid = dim3(static_cast<unsigned>(adders), 1, config.grid.z),
               .block = dim3(kAddThreads),
@@ -115,11 +134,8 @@ __device__ __forceinline__ void chains_in_turn(const Gemm& g, int64_t i, int64_t
   float sum = -0.f;
   int64_t k = 0;
   do {
-    const int64_t end = min_of(k + share, g.k);
-    float chain = 0.f;
-#pragma unroll 4
-    for (; k < end; ++k) chain = fmaf(g.a(i, k), g.b(k, j), chain);
-    sum += chain;
+    sum += chain_of(g, i, j, k, min_of(k + share, g.k));
+    k += share;
   } while (k < g.k);
   g.store(i, j, sum);
 }

@@ -64,6 +64,10 @@ inline int64_t chain_share(int64_t m, int64_t n, int64_t k, int64_t batch) {
 // made for so few rows.
 inline bool is_narrow(int64_t m, int64_t n) { return std::min(m, n) <= 32; }
 
+// Whether "fp32" may make several chains, too: a matter of memory, where one chain an element is
+// slow.
+inline bool is_few(int64_t m, int64_t n) { return std::min(m, n) <= 4; }
+
 XGEMM_HD int64_t chain_count(const Gemm& g) {
   return g.share > 0 && g.k > g.share ? ceil_div(g.k, g.share) : 1;
 }

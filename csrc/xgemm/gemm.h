@@ -64,6 +64,9 @@ struct Gemm {
   View<float> d;
   float alpha = 1.f, beta = 0.f;
   Act act = Act::none;
+  // Several chains are to be finite just where a single one is: an element that might not be is
+  // made as one chain.
+  bool as_one = false;
   // Of k, in a chain of the strict product: an element is the sum of its chains, in order. 0: one.
   int64_t share = 0;
 

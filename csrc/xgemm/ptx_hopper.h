@@ -104,10 +104,13 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier* bar, int parity,
 #endif
 }
 
-// ---- Clusters: blocks that run together and reach each other's shared memory ----
+// ---- Clusters: blocks that run together and reach each other's shared memory. In code for older
+// architectures a block is a cluster of its own ----
 
 __device__ __forceinline__ unsigned cluster_rank() {
-#ifdef __CUDACC__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return 0;
+#elif defined(__CUDACC__)
   unsigned rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
@@ -118,13 +121,37 @@ __device__ __forceinline__ unsigned cluster_rank() {
 
 // All threads of the cluster meet; what they wrote before, gmem included, all can read after.
 __device__ __forceinline__ void cluster_sync([[maybe_unused]] simt::Site site = simt::here()) {
-#ifdef __CUDACC__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  __syncthreads();
+#elif defined(__CUDACC__)
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
 #else
   simt::cluster_sync(site);
+#endif
+}
+
+// What block `rank` of the cluster has in shared memory where `smem` lies here: between two
+// cluster_sync, the second of which keeps that block there.
+__device__ __forceinline__ float load_from_block(const float* smem, unsigned rank,
+                                                 [[maybe_unused]] simt::Site site = simt::here()) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static_cast<void>(rank);
+  return *smem;
+#elif defined(__CUDACC__)
+  float x;
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [there];\n}"
+      : "=f"(x)
+      : "r"(shared_address(smem)), "r"(rank)
+      : "memory");
+  return x;
+#else
+  return simt::load_from_block(smem, rank, site);
 #endif
 }
 

@@ -22,14 +22,16 @@ XGEMM_HD int64_t tile_count(const Gemm& g, int BM, int BN) {
   return ceil_div(g.m, BM) * ceil_div(g.n, BN);
 }
 
-// The same problem with at least as many columns as rows.
-inline Gemm rows_first(const Gemm& g) {
-  if (g.m <= g.n) return g;
+// The same problem seen from the other side: rows of D are its columns.
+inline Gemm transposed(const Gemm& g) {
   Gemm t = g;
   std::swap(t.m, t.n);
   t.a = g.b.transposed(), t.b = g.a.transposed(), t.c = g.c.transposed(), t.d = g.d.transposed();
   return t;
 }
+
+// The same problem with at least as many columns as rows.
+inline Gemm rows_first(const Gemm& g) { return g.m <= g.n ? g : transposed(g); }
 
 // Whether neighbouring lanes should walk an operand along k. `rows` is A as it is or B transposed:
 // its rows run along k.

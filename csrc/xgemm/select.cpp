@@ -81,7 +81,8 @@ const char* breaks(const Stage& s, const Gemm& g, bool strict) {
   if (strict && !several && kind == Kind::chains && !is_narrow(g.m, g.n))
     return "is for elements of several chains, or for few rows";
   // What is not finite is to be so just where it is in one chain.
-  if (!strict && kind == Kind::chains) return "may be infinite elsewhere than one chain is";
+  if (!strict && kind == Kind::chains && !(s.splits_as_one && is_few(g.m, g.n)))
+    return s.splits_as_one ? "is for few rows" : "may be infinite elsewhere than one chain is";
   return nullptr;
 }
 

@@ -43,6 +43,8 @@ struct Stage {
   bool strict = true;
   // Its chains are those of Gemm::share, and not K long.
   bool splits = false;
+  // ... and it keeps to Gemm::as_one.
+  bool splits_as_one = false;
   // What stands for the products of floats in this problem, in words. Null: they do themselves.
   const char* (*scheme)(const Gemm&, const Context&) = nullptr;
 

@@ -203,6 +203,8 @@ struct Block {
   Timed* timed = nullptr;
   Clocks* clocks = nullptr;  // the cluster's; null as long as barriers of the block do
   std::vector<MbarrierState> mbarriers;
+  std::vector<uint64_t> read_by_others;  // [agent]: when others of the cluster read its memory ...
+  Site read_at;  // ... and where they did so last
   NamedBarrier named[16];
   std::vector<Warpgroup> warpgroups;
   const char* stacks = nullptr;  // of all fibers
@@ -249,6 +251,8 @@ void note_shared(const char* p, size_t bytes, bool write, const void* pc);
 void note_global(const char* p, size_t bytes, bool write, const void* pc);
 // The same for what TMA writes into a block's shared memory for the thread that runs, ...
 void note_tma(Block& to, const char* p, size_t bytes, const void* pc);
+// ... what it reads of another block of its cluster, ...
+void note_peer_read(Block& of, const char* p, const void* pc);
 // ... what has come, ...
 void note_landed(Block& to, const char* p, size_t bytes);
 // ... what a wgmma of the warp that runs will read ...

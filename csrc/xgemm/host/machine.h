@@ -115,6 +115,9 @@ void to_scheduler();  // leaves the fiber that runs, until the scheduler comes b
 using WarpWork = void(void* const (&lanes)[32]);
 void together(const char* function, WarpWork* work, void* given, Site at);
 
+// Block `rank` of the running cluster, which must have one.
+Block& peer(unsigned rank, const char* what, const Site& at);
+
 // The running block's mbarrier at this address: it must have one.
 MbarrierState& mbarrier_of(Block& b, const Mbarrier* bar, const char* what, const Site& at);
 // Bytes of a TMA have come, by the scheduler: they may end a phase.

@@ -8,15 +8,6 @@ namespace {
 
 constexpr int64_t kMostBytes = (1 << 20) - 1;
 
-Block& peer(unsigned rank, const char* what, const Site& at) {
-  Machine& m = machine();
-  if (rank >= m.cluster)
-    fail(std::string(what) + ": " + thread_name(running->self) + " means block " +
-         std::to_string(rank) + " at " + place(at) + ", the cluster has " +
-         std::to_string(m.cluster));
-  return *m.here->blocks[rank];
-}
-
 void end_phase(Block& b, MbarrierState& bar) {
   ++bar.phase;
   bar.pending = bar.count;

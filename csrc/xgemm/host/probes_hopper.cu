@@ -206,6 +206,25 @@ __global__ void split_product(const Gemm g, const TensorMap, const TensorMap y) 
     g.store(i, t, scratch[i * 2 * g.n + t] + scratch[(i * 2 + 1) * g.n + t]);
 }
 
+// The same, but each block keeps its sums, and the one of a row reads them all there.
+enum class PeerFault { none, no_first_sync, no_last_sync, no_store, no_such_block, outside };
+template <PeerFault kFault>
+__global__ void peer_product(const Gemm g, const TensorMap, const TensorMap) {
+  constexpr auto is = [](PeerFault f) { return kFault == f; };
+  XGEMM_SHARED(sums, float[2][32]);
+  const int t = threadIdx.x, rank = static_cast<int>(cluster_rank());
+  for (int i = 0; i < g.m; ++i) {
+    float sum = 0.f;
+    for (int64_t k = rank; k < g.k; k += 2) sum += g.a(i, k) * g.b(k, t);
+    if (!is(PeerFault::no_store) || rank == 0) sums[i][t] = sum;
+  }
+  if (!is(PeerFault::no_first_sync)) cluster_sync();
+  const float* const row = &sums[rank][is(PeerFault::outside) ? t + 64 : t];
+  const float first = load_from_block(row, 0);
+  g.store(rank, t, first + load_from_block(row, is(PeerFault::no_such_block) ? 2 : 1));
+  if (!is(PeerFault::no_last_sync)) cluster_sync();
+}
+
 using Kernel = void (*)(Gemm, TensorMap, TensorMap);
 
 struct ProductProbe {
@@ -224,6 +243,11 @@ constexpr ProductProbe probe_of(const char* name) {
   return {name, product<kFault, kCluster, kDepth>, kFault != Fault::none, kCluster, kDepth};
 }
 
+template <PeerFault kFault>
+constexpr ProductProbe peers(const char* name) {
+  return {name, peer_product<kFault>, kFault != PeerFault::none, 2, 16, 32, 1, 48, 32};
+}
+
 constexpr ProductProbe kProbes[] = {
     probe_of<Fault::none>("tma_product"),
     probe_of<Fault::none, 1, 32>("tma_product_narrow"),
@@ -232,6 +256,12 @@ constexpr ProductProbe kProbes[] = {
     {"warp_product", warp_product<true, true>, false, 1, 16, 8, 16, 16, 32},
     {"split_product", split_product<true>, false, 2, 16, 32, 1, 48, 32},
     {"missing_cluster_sync", split_product<false>, true, 2, 16, 32, 1, 48, 32},
+    peers<PeerFault::none>("peer_product"),
+    peers<PeerFault::no_first_sync>("peer_read_too_early"),
+    peers<PeerFault::no_last_sync>("peer_gone"),
+    peers<PeerFault::no_store>("peer_uninitialised"),
+    peers<PeerFault::no_such_block>("peer_not_there"),
+    peers<PeerFault::outside>("peer_out_of_bounds"),
     probe_of<Fault::no_init>("mbarrier_without_init"),
     probe_of<Fault::no_barrier_after_init>("mbarrier_init_unseen"),
     probe_of<Fault::no_full_wait>("missing_full_wait"),

@@ -205,6 +205,7 @@ void begin_block(Machine& m, Block& b) {
   b.passed = b.finished = 0;
   b.clocks = nullptr;
   b.mbarriers.clear();
+  b.read_by_others.clear();
   std::fill(std::begin(b.named), std::end(b.named), NamedBarrier{});
   b.warpgroups.clear();
   b.warpgroups.resize((b.threads + 127) / 128);

@@ -169,6 +169,7 @@ void mbarrier_wait(Mbarrier* bar, int parity, Site at);
 
 unsigned cluster_rank();
 void cluster_sync(Site at);
+float load_from_block(const float* smem, unsigned rank, Site at);
 void named_barrier(int id, int threads, Site at);
 
 // The destination holds NaN from the issue on; the box is copied when nothing else can happen. A

@@ -146,17 +146,27 @@ void expect_nothing_on_its_way() {
     if (copy.to == &b)
       fail(std::string("unfinished copy: the block ends without a wait for its ") + copy.what +
            " at " + place(copy.at));
-  for (const MbarrierState& bar : b.mbarriers)
-    for (unsigned agent = 0; agent < bar.remote.size(); ++agent) {
-      bool known = bar.remote[agent] == 0;
-      for (unsigned t = 0; t < b.threads && !known; t += 32)
-        known = m.here->clocks.knows(b.agent(t), agent, bar.remote[agent]);
-      if (!known)
-        fail(
-            "mbarrier: the block ends with no barrier of the cluster after the arrival from "
-            "another block at " +
-            place(bar.site));
+  // What an agent of another block did to this one last, and whether a barrier came after that.
+  const auto known = [&](const std::vector<uint64_t>& last) {
+    for (unsigned agent = 0; agent < last.size(); ++agent) {
+      bool any = last[agent] == 0;
+      for (unsigned t = 0; t < b.threads && !any; t += 32)
+        any = m.here->clocks.knows(b.agent(t), agent, last[agent]);
+      if (!any) return false;
     }
+    return true;
+  };
+  for (const MbarrierState& bar : b.mbarriers)
+    if (!known(bar.remote))
+      fail(
+          "mbarrier: the block ends with no barrier of the cluster after the arrival from "
+          "another block at " +
+          place(bar.site));
+  if (!known(b.read_by_others))
+    fail(
+        "out of bounds: the block ends with no barrier of the cluster after another block has read "
+        "its shared memory at " +
+        place(b.read_at));
 }
 
 }  // namespace xgemm::simt

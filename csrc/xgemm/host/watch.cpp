@@ -324,6 +324,28 @@ void note_tma(Block& to, const char* p, size_t bytes, const void* pc) {
   }
 }
 
+void note_peer_read(Block& of, const char* p, const void* pc) {
+  const Block& b = *running;
+  const auto offset = static_cast<size_t>(p - b.arena);
+  Cell& c = of.cells[offset / 4];
+  const std::string who =
+      thread_name(b.self) + " of block " + std::to_string(b.rank) + " of the cluster";
+  if (!c.inside)
+    fail("out of bounds: " + who + " reads another's shared memory outside every array at " +
+         place(pc));
+  if (c.write_phase == of.phase && !knows_write(of, c, b.agent(b.self)))
+    race(p, false, pc, true, writer(c) + " of another block", c.write_pc);
+  if (c.pending_phase >= of.first_phase) unfinished(c, false, pc);
+  if (kWatched && c.write_phase < of.first_phase)
+    fail("uninitialised: " + who +
+         " reads another's shared memory that no thread has written, at " + place(pc));
+  // Whoever writes it next must have met all of them.
+  c.read_phase = of.phase;
+  c.read_warp = kMany;
+  c.read_pc = pc;
+  note_time_of_read(of, c, ~0u >> (32 - of.warp_count()));
+}
+
 void note_landed(Block& to, const char* p, size_t bytes) {
   const auto offset = static_cast<size_t>(p - to.arena);
   for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) {

@@ -1,87 +1,137 @@
 // One to four rows are a matter of memory: a warp reads its columns' share of K once, on its own,
-// with several slices on their way; the chains are added up by a second launch.
+// with several slices on their way. The chains of an element meet in a cluster's shared memory.
 #include <iterator>
-#include <utility>
 
 #include "xgemm/gemv.h"
+#include "xgemm/gemv_plan.h"
+#include "xgemm/limits.h"
 #include "xgemm/ptx_hopper.h"
 
 namespace xgemm::XGEMM_FLAVOUR::gemv {
 
-constexpr Tile tile(int rows, int min_blocks, float rate) {
+// `width`: a lane's columns, where they lie side by side.
+constexpr Tile tile(int rows, int width, int threads, int min_blocks, float rate) {
   return {.BM = rows,
-          .BN = 4 * kGemvThreads,  // or a quarter, where columns lie along k
+          .BN = width * threads,
           .BK = 1,
           .TM = rows,
-          .TN = 4,
-          .width = 4,
+          .TN = width,
+          .width = width,
           .buffers = 0,
           .min_blocks = min_blocks,
           .rate = rate};
 }
-constexpr Tile kTiles[] = {tile(1, 3, 1.5f), tile(4, 2, 4.f)};
+constexpr Tile kTiles[] = {tile(1, 4, 128, 2, 1.5f), tile(1, 1, 256, 2, 1.4f),
+                           tile(4, 4, 128, 2, 4.f)};
 
-// Where the warp works: warps are numbered by groups of columns and shares of k, so that neighbours
-// read neighbouring memory, and then by rows.
-struct Place {
-  int64_t i, j, share;
-};
-template <bool kB>
-__device__ __forceinline__ Place place(const ChainJob& job, int rows, uint32_t warp) {
-  const auto shares = static_cast<uint32_t>(job.shares);
-  const auto groups = static_cast<uint32_t>(ceil_div(job.g.n, gemv_columns(kB)));
-  const uint32_t fast = kB ? shares : groups, slow = kB ? groups : shares;
-  const uint32_t x = warp % fast, rest = warp / fast, y = rest % slow;
-  return {static_cast<int64_t>(rest / slow) * rows,
-          static_cast<int64_t>(kB ? y : x) * gemv_columns(kB), kB ? x : y};
-}
+// Of a warp.
+constexpr int columns_of(int row, bool along_k) { return along_k ? 32 : 32 * kTiles[row].TN; }
+constexpr int buffers_of(int row) { return kTiles[row].threads() == 128 ? 4 : 3; }
 
 template <int kRow, bool kB>  // whether B transposed is contiguous along k
-__global__ void __launch_bounds__(kGemvThreads, kTiles[kRow].min_blocks)
-    kernel(const ChainJob job) {
-  constexpr int TM = kTiles[kRow].TM;
+struct Shared {
+  static constexpr int TM = kTiles[kRow].TM, kWarps = kTiles[kRow].threads() / 32;
+  std::conditional_t<kB, GemvRing<TM, buffers_of(kRow)>[kWarps], char> rings;
+  float sums[kWarps][kMostChains][TM * columns_of(kRow, kB)];
+};
+
+template <int kRow, bool kB>
+__global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
+    kernel(const GemvJob job) {
+  constexpr int TM = kTiles[kRow].TM, kColumns = columns_of(kRow, kB);
+  XGEMM_SHARED_DYNAMIC(shared, Shared<kRow, kB>);
   let_next_launch_begin();
-  const uint32_t warp = blockIdx.x * kGemvWarps + threadIdx.x / 32;
-  const Place at = place<kB>(job, TM, warp);
-  if (at.i >= job.g.m) return;
-  const Gemm g = job.share(blockIdx.z, at.share);
-  if constexpr (kB) {
-    XGEMM_SHARED_DYNAMIC(rings, GemvRing<TM>[kGemvWarps]);
-    GemvAlongK<TM>{rings[threadIdx.x / 32], g, at.i, at.j, g.b.transposed().wide()}.multiply();
-  } else if (g.b.wide() && g.n - at.j >= gemv_columns(kB)) {
-    gemv_along_n<TM, true>(g, at.i, at.j);
-  } else {
-    gemv_along_n<TM, false>(g, at.i, at.j);
+  const Gemm g = job.g.at(blockIdx.z);
+  const int warp = threadIdx.x / 32;
+  const GemvTeam team(job, kTiles[kRow].threads() / 32);
+  const GemvPart part = team.part(job, g, TM, kColumns);
+  if (part.i0 < g.m && part.chain < job.shares) {
+    const auto multiply = [&](const auto& loop) {
+      loop.multiply(job.shares > 1 ? g.share : g.k,
+                    [&](int64_t chain, const auto& acc, const GemvRange& range) {
+                      const bool sure = !g.as_one || job.shares == 1 || range.within(g.k);
+#pragma unroll
+                      for (int i = 0; i < TM; ++i)
+#pragma unroll
+                        for (int c = 0; c < static_cast<int>(std::size(acc[i])); ++c) {
+                          const float sum = sure ? acc[i][c] : bits_to_float(0x7fffffffu);
+                          const int column = loop.column(c);
+                          if (job.here)
+                            shared.sums[warp][chain - part.chain][i * kColumns + column] = sum;
+                          else job.leave(g, chain, part.i0 + i, part.j0 + column, sum);
+                        }
+                    });
+    };
+    if constexpr (kB) {
+      multiply(
+          GemvAlongK<TM, buffers_of(kRow)>{shared.rings[warp], g, part, g.b.transposed().wide()});
+    } else if constexpr (kTiles[kRow].TN == 1) {
+      multiply(GemvAlongN<TM, 1, false>{g, part});
+    } else if (g.b.wide() && g.n - part.j0 >= kColumns) {
+      multiply(GemvAlongN<TM, 4, true>{g, part});
+    } else {
+      multiply(GemvAlongN<TM, 4, false>{g, part});
+    }
   }
+  if (!job.here) return;
+  cluster_sync();  // all chains of the cluster's elements are there
+  if (part.i0 < g.m)
+    for (int e = team.thread; e < TM * kColumns; e += team.threads)
+      if (part.j0 + e % kColumns < g.n && part.i0 + e / kColumns < g.m)
+        store_sum(g, part.i0 + e / kColumns, part.j0 + e % kColumns,
+                  team.add(job, [&](int w, int chain, unsigned rank) {
+                    return load_from_block(&shared.sums[w][chain][e], rank);
+                  }));
+  cluster_sync();  // nobody reads this block's any more
 }
 
-__global__ void __launch_bounds__(kAddThreads) add(const ChainJob job) {
+__global__ void __launch_bounds__(kAddThreads) add(const GemvJob job) {
   wait_for_launch_before();
   add_chains(job);
 }
 
-size_t workspace(const Gemm& g, const Context&) { return plan_chains(g, nullptr).bytes; }
+// How a problem is run on a device: row `asked` of the table, but that its rings along k are too
+// much for some devices, where the first row has the same bits.
+struct Plan : GemvPlan {
+  int row;
+  bool along_k;
+  int64_t groups;  // of columns
+  Plan(const Gemm& all, int asked, const Device& device, void* workspace) {
+    const Gemm g = rows_first(all);
+    along_k = xgemm::along_k(g.b.transposed(), g.n, g.k);
+    const bool fits = !along_k || kFlavour == Flavour::host ||
+                      smem_of_block(device.sm) >= static_cast<int>(sizeof(Shared<1, true>));
+    row = fits ? asked : 0;
+    const Tile& t = kTiles[row];
+    groups = ceil_div(g.m, t.TM) * ceil_div(g.n, columns_of(row, along_k));
+    static_cast<GemvPlan&>(*this) = plan_gemv(g, t, groups, device, workspace);
+  }
+};
+
+size_t workspace(const Gemm& g, const Context& context) {
+  return Plan(g, context.row, context.device, nullptr).bytes;
+}
 
 template <int kRow>
-void run_row(const Gemm& all, const Context& context) {
-  constexpr int TM = kTiles[kRow].TM;
-  const ChainJob job = plan_chains(all, context.workspace).job;
-  const Gemm& g = job.g;
-  const bool b = along_k(g.b.transposed(), g.n, g.k);
-  const int64_t warps = ceil_div(g.m, TM) * ceil_div(g.n, gemv_columns(b)) * job.shares;
-  if (warps > kMaxGridX)
+void run_row(const Plan& plan, const Context& context) {
+  constexpr Tile T = kTiles[kRow];
+  const GemvJob& job = plan.job;
+  const int64_t blocks = ceil_div(plan.groups, T.threads() / 32 / job.warps) * job.blocks;
+  if (blocks > kMaxGridX)
     throw std::invalid_argument("gemv: over 2^31 - 1 groups of columns and rows");
-  launch_chains(b ? kernel<kRow, true> : kernel<kRow, false>,
-                {.grid = dim3(static_cast<unsigned>(ceil_div(warps, kGemvWarps))),
-                 .block = dim3(kGemvThreads),
-                 .smem = b ? sizeof(GemvRing<TM>[kGemvWarps]) : 0},
+  launch_chains(plan.along_k ? kernel<kRow, true> : kernel<kRow, false>,
+                {.grid = dim3(static_cast<unsigned>(blocks)),
+                 .block = dim3(T.threads()),
+                 .smem = plan.along_k ? sizeof(Shared<kRow, true>) : sizeof(Shared<kRow, false>),
+                 .cluster = job.here ? static_cast<unsigned>(job.blocks) : 1},
                 add, job, context);
 }
 
 void run(const Gemm& g, const Context& context) {
-  constexpr void (*rows[])(const Gemm&, const Context&) = {run_row<0>, run_row<1>};
+  constexpr void (*rows[])(const Plan&, const Context&) = {run_row<0>, run_row<1>, run_row<2>};
   static_assert(std::size(rows) == std::size(kTiles));
-  rows[context.row](g, context);
+  const Plan plan(g, context.row, context.device, context.workspace);
+  rows[plan.row](plan, context);
 }
 
 static const Register stage(
@@ -92,6 +142,7 @@ static const Register stage(
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
                .splits = true,
+               .splits_as_one = true,
                .workspace = workspace,
                .run = run});
 

@@ -1,0 +1,114 @@
+// Who makes which chains of a product with few rows, and where they meet: in the shared memory of a
+// cluster, which has all the warps of a group of columns, or, where there are too many chains for
+// that, in the workspace.
+#pragma once
+
+#include "xgemm/chain_sums.h"
+#include "xgemm/gemv.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+constexpr int kMostChains = 8;  // of a warp that leaves them in shared memory
+constexpr int kMostGemvBlocks = 8;  // of a cluster
+
+struct GemvJob : ChainJob {
+  int warps = 1;  // of a block, for each of its groups of columns: 1, 2 or all
+  int64_t blocks = 1;  // that share a group's chains: a cluster, if they meet there
+  int64_t each = 1;  // chains of a warp
+  bool here = false;  // they stay in shared memory
+
+  // Chain number `chain` of an element in matrix g, where it does not stay: into the workspace, or
+  // past it where it is the only one.
+  __device__ __forceinline__ void leave(const Gemm& g_z, int64_t chain, int64_t i, int64_t j,
+                                        float x) const {
+    if (!sums) return g_z.store(i, j, x);
+    if (i < g.m && j < g.n) sum(blockIdx.z, chain)[i * pitch + j] = x;
+  }
+};
+
+struct GemvPlan {
+  GemvJob job;
+  size_t bytes = 0;
+};
+
+// `groups`: of columns, for tile t. Chains meet in shared memory where a cluster has a warp for
+// each of them; a warp then makes as many as let all blocks run at a time.
+inline GemvPlan plan_gemv(const Gemm& all, const Tile& t, int64_t groups, const Device& device,
+                          void* workspace) {
+  const bool clusters = kFlavour == Flavour::host || may_depend(device);
+  const int warps = t.threads() / 32, most_blocks = clusters ? kMostGemvBlocks : 1;
+  GemvPlan plan{.job = {{.g = rows_first(all)}}};
+  GemvJob& job = plan.job;
+  job.shares = chain_count(job.g);
+  job.here = job.shares > 1 && job.shares <= int64_t{warps} * most_blocks;
+  if (job.shares > 1 && !job.here) {
+    const ChainPlan chains = plan_chains(all, workspace);
+    static_cast<ChainJob&>(job) = chains.job;
+    plan.bytes = chains.bytes;
+  }
+  const int64_t room = int64_t{device.sm_count} * t.min_blocks;
+  const auto blocks = [&](int64_t each) { return ceil_div(ceil_div(job.shares, each), warps); };
+  if (job.here && groups <= room)
+    while (job.each < kMostChains && groups * blocks(job.each) * all.batch > room) ++job.each;
+  const int64_t team = ceil_div(job.shares, job.each);
+  job.warps = team <= 2 ? static_cast<int>(team) : warps;
+  job.blocks = blocks(job.each);
+  return plan;
+}
+
+// The warps that share a group of columns, in all blocks of a cluster; a block has one such group,
+// or several with a warp or two each.
+struct GemvTeam {
+  unsigned group, walker;  // of the grid's, and which of the team's warps this one is
+  int first;  // of the team's warps in a block
+  int thread, threads;  // of the team's
+
+  __device__ GemvTeam(const GemvJob& job, int warps) {
+    const int warp = threadIdx.x / 32;
+    const auto blocks = static_cast<unsigned>(job.blocks);
+    first = warp / job.warps * job.warps;
+    group = blockIdx.x / blocks * (warps / job.warps) + warp / job.warps;
+    walker = blockIdx.x % blocks * job.warps + warp % job.warps;
+    thread = static_cast<int>(walker * 32 + threadIdx.x % 32);
+    threads = static_cast<int>(blocks * job.warps * 32);
+  }
+
+  // Groups of columns are innermost, so that neighbours read neighbouring memory.
+  __device__ GemvPart part(const GemvJob& job, const Gemm& g, int rows, int columns) const {
+    const auto across = static_cast<uint32_t>(ceil_div(g.n, columns));
+    const int64_t chain = walker * job.each;
+    return {.i0 = static_cast<int64_t>(group / across) * rows,
+            .j0 = static_cast<int64_t>(group % across) * columns,
+            .k0 = chain * g.share,
+            .k1 = job.shares > 1 ? min_of((chain + job.each) * g.share, g.k) : g.k,
+            .chain = chain};
+  }
+
+  // load(warp, chain of the warp, block) for all chains of an element, added in order. Some are
+  // asked for before any is added.
+  template <class Load>
+  __device__ __forceinline__ float add(const GemvJob& job, Load load) const {
+    constexpr int kAhead = 16;
+    float sum = -0.f;  // -0 + x is x
+    int chain = 0, warp = 0, rank = 0;
+#pragma unroll 1
+    for (int64_t s = 0; s < job.shares; s += kAhead) {
+      float x[kAhead];
+#pragma unroll
+      for (int q = 0; q < kAhead; ++q) {
+        x[q] = s + q < job.shares ? load(first + warp, chain, rank) : -0.f;
+        if (++chain < job.each) continue;
+        chain = 0;
+        if (++warp < job.warps) continue;
+        warp = 0, ++rank;
+      }
+#pragma unroll
+      for (int q = 0; q < kAhead; ++q) sum += x[q];
+    }
+    return sum;
+  }
+};
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm
