@@ -13,7 +13,7 @@
 # TORCH="torch==2.11.0"   what to ask pip for, options included; by default the pinned release
 #                     without a GPU, the newest with one
 # PY=python3          uses that Python as it is, and makes no environment
-# ARGS="..."          more arguments for the demo, pytest or the benchmarks
+# ARGS="..."          more arguments for the demo, pytest ("-n 0": in one process) or the benchmarks
 # XGEMM_CUDA, XGEMM_STAGES, TORCH_CUDA_ARCH_LIST, CUDA_HOME, CXX, MAX_JOBS: see setup.py
 
 # A waiting OpenMP thread sleeps instead of spinning: with another program on the machine the training
@@ -47,7 +47,7 @@ demo:
 test:
 	$(environment) test cli
 	@$(MAKE) --no-print-directory extension
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n auto $(ARGS)
 
 bench:
 	$(environment) test cli

@@ -21,6 +21,7 @@ from xgemm_torch import registry
 NEAREST = 4
 OTHER_WIDTH = 2.0
 SAME = 1e-4
+NARROW = 32  # also in chains.h
 # Of a model, in elements of k: a row that fits none (the last resort of a stage) has no end of it.
 MOST_PROLOGUE = 4096.0
 # Rows (or columns) of which "fp32" may make several chains. Also in chains.h.
@@ -85,7 +86,7 @@ def keeps(row: Row, p: shapes.Problem, *, strict: bool) -> bool:
 
 def is_measured(row: Row, p: shapes.Problem) -> bool:
     """Whether the row may be taken at all."""
-    return kind(row) != "chains" or several(p) or min(p.m, p.n) <= 32
+    return kind(row) != "chains" or several(p) or min(p.m, p.n) <= NARROW
 
 
 def along_k(rs: int, cs: int, length: int, k: int) -> bool:

@@ -1,8 +1,9 @@
-"""What all tests share: skipping what the machine lacks, seeds, hypothesis's settings."""
+"""What all tests share: workers, skipping what the machine lacks, seeds, hypothesis's settings."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,47 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=30)
 settings.register_profile("search", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Files of many minutes: a worker takes them first, so that all end together ...
+_LONG = ("test_native.py", "test_simt.py", "test_parts.py")
+# ... and of these a test function at a time, of others the file, for the sake of what tests share.
+_DEALT = ("test_simt.py", "test_parts.py")
+_TOGETHER = {
+    # Both need what comes to all sites, a minute's work.
+    "test_all_sites_of_all_stages_are_run": "test_every_site_of_a_shared_kernel_is_needed",
+    # Two builds of this tree would wait for each other.
+    "test_wheel": "test_native.py",
+}
+
+
+def _share(nodeid: str) -> str:
+    """What a worker takes a test with."""
+    path, _, test = nodeid.partition("::")
+    file, function = os.path.basename(path), test.partition("[")[0]
+    return _TOGETHER.get(function, function if file in _DEALT else file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """``-n auto``: a GPU is for one process at a time, or times mean nothing."""
+    if torch.cuda.is_available():
+        return 0
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each worker
+    return min(4, len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deals tests out by `_share`, in the order in which they were collected."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _share(nodeid)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
 
 _LARGE = 8 * 2**30  # bytes, what the marker large_memory stands for
 
@@ -48,8 +90,11 @@ def _parameters(item: pytest.Item) -> list[str]:
     return [value for value in spec.params.values() if isinstance(value, str)] if spec else []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, and say why."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, and say why; for workers, put what takes long first."""
+    if hasattr(config, "workerinput"):
+        rank = {name: number for number, name in enumerate(_LONG)}
+        items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     reasons = {}
     if devices < 1:

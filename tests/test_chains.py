@@ -131,7 +131,7 @@ def test_orders_of_threads_do_not_matter(stage, row):
 
 @pytest.mark.parametrize("size", [(8, 768, 3072), (1, 4096, 4096), (64, 64, 100000)])
 def test_ieee_takes_the_stages_that_split(size, monkeypatch):
-    """On every GPU; "fp32" only for a row to four, and without a workspace a row that needs none."""
+    """On every GPU; "fp32" only up to four rows; without a workspace rows that need none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = xgemm_torch.explain(*size, precision="ieee")
     share = xgemm_torch.chain_share(*size)
@@ -156,7 +156,7 @@ def test_ieee_takes_the_stages_that_split(size, monkeypatch):
 @pytest.mark.parametrize("layout", problems.LAYOUTS)
 @pytest.mark.parametrize("row", range(len(STAGES["gemv"].tiles)))
 def test_chains_as_finite_as_one(row, layout):
-    """For "fp32": what is not finite is as in one chain, and what is sure to be has chains' bits."""
+    """For "fp32": inf and NaN as in one chain, and the chains' bits where that is sure."""
     m, n, k = 2, 70, 330
     a, b, flags = problems.operands(m, n, k, layout)
     stored = {"a": a.t() if flags["trans_a"] else a, "b": b.t() if flags["trans_b"] else b}

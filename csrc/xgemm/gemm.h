@@ -82,8 +82,10 @@ struct Gemm {
 
   // The epilogue's arithmetic, written with the fused operations it means, so that every compiler
   // gives the same bits.
+  XGEMM_HD float without_c(float acc) const { return alpha * acc; }
+  XGEMM_HD float with_c(float acc, float c_ij) const { return fmaf(alpha, acc, beta * c_ij); }
   XGEMM_HD float finish(float acc, float c_ij) const {
-    const float z = beta == 0.f ? alpha * acc : fmaf(alpha, acc, beta * c_ij);
+    const float z = beta == 0.f ? without_c(acc) : with_c(acc, c_ij);
     return act == Act::none ? z : activate(act, z);
   }
 

@@ -52,11 +52,12 @@ struct TileScales {
  private:
   static constexpr uint32_t kFar = 1, kTiny = 2, kRisky = 4;
   static constexpr int kMostExponent = 60, kMostTop = 50, kDepth = 20;
+  static constexpr float kMostRisk = 0.5f;  // two such rows have 1, with which parts still suffice
   static_assert(2 * kMostTop + kDepth < kOverflow);
 
   __device__ static uint32_t doubt_of(const RowScale& s) {
     const bool far = s.exponent < -kMostExponent || s.exponent > kMostExponent || s.top > kMostTop;
-    return (far ? kFar : 0) | (s.risk < 0.f ? kTiny : 0) | (fabsf(s.risk) > 0.5f ? kRisky : 0);
+    return (far ? kFar : 0) | (s.risk < 0.f ? kTiny : 0) | (fabsf(s.risk) > kMostRisk ? kRisky : 0);
   }
 };
 
@@ -144,14 +145,14 @@ struct PartsEpilogue {
   __device__ __forceinline__ void finish(float (&x)[4 * kRun], int run, uint32_t right) const {
     if (g.beta == 0.f) {
 #pragma unroll
-      for (float& each : x) each = g.alpha * each;
+      for (float& each : x) each = g.without_c(each);
     } else {
       float c[4 * kRun];
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e)
         c[e] = right >> e & 1 ? g.c(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) : 0.f;
 #pragma unroll
-      for (int e = 0; e < 4 * kRun; ++e) x[e] = fmaf(g.alpha, x[e], g.beta * c[e]);
+      for (int e = 0; e < 4 * kRun; ++e) x[e] = g.with_c(x[e], c[e]);
     }
     if (g.act == Act::none) return;
 #pragma unroll

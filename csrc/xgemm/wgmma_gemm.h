@@ -126,7 +126,7 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
   const RowScale* const columns = job.b_parts.scales + job.b_parts.first_row(z);
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup, tx = lane % 4 * 2;
   const int64_t i0 = o.i + group * 64;
-  // All have read the scales of the tile before: they have made the wgmma of this one together.
+  named_barrier(1 + group, kWarpgroup);  // all have read the scales of the tile before
   scales.load(g, rows, columns, i0, o.j, thread);
   named_barrier(1 + group, kWarpgroup);
   const PartsEpilogue<T.BN / 8> epilogue{.g = g,

@@ -4,6 +4,7 @@
 //
 //   xgemm_native               all of it
 //   xgemm_native probe FAULT   one planted fault, which must end the program with an error
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -402,9 +403,9 @@ void test_registry() {
   expect(needed == size_t{4096} * 4096 * kParts * sizeof(float), "what the stage asks for");
   expect(with_room(needed) == "two_launches", "a workspace that there is room for");
   expect(with_room(needed - 1) != "two_launches", "a workspace that there is no room for");
-  const std::string none = with_room(0);
-  for (const Stage& each : all)
-    if (each.name == none) expect(workspace_of(each, g, {}) == 0, "stages that need none");
+  const auto without = std::find_if(
+      all.begin(), all.end(), [none = with_room(0)](const Stage& x) { return x.name == none; });
+  expect(without != all.end() && workspace_of(*without, g, {}) == 0, "stages that need none");
   expect(auto_stage(all, g, 80, 108) != "two_launches", "min_sm is respected");
   expect(auto_stage(all, g, 100, 148) != "two_launches", "max_sm is respected");
   g.k = 4095;

@@ -103,9 +103,9 @@ void test_chains() {
           const std::string fault = fault_of(r);
           expect(fault.empty(), name + fault);
           // Where no tile is left whole, rounding may leave clusters without work.
-          expect(r.shared() && !r.whole ? r.clusters <= clusters
-                                        : r.clusters == std::min(tiles, clusters),
-                 name + "clusters");
+          const int64_t at_work =
+              r.whole ? std::min(tiles, clusters) : ceil_div(r.shared(), r.share);
+          expect(r.clusters == at_work, name + "clusters");
           for (uint32_t t = r.whole; t < r.tiles; ++t)
             expect(r.owner(t) - r.starter(t) <= 1, name + "a tile of more than two clusters");
           const int64_t alone = ceil_div(tiles, clusters) * blocks, gain = alone - longest(r);

@@ -118,7 +118,8 @@ constexpr uint16_t kMany = 0xffff, kByTma = 0xfffe;  // no threads
 // but none the other way.
 struct Timed {
   uint64_t write_time = 0, read_time = 0, read_phase = 0;
-  uint32_t read_warps = 0;  // of the block, since the last write
+  uint32_t read_warps = 0;  // of the block, since the last write ...
+  uint16_t read_warpgroups = 0;  // ... and those whose wgmma have read
   uint16_t wgmmas = 0;  // warps of them that are yet to read it ...
   uint64_t wgmma_block = 0;  // ... in the block whose first phase this is
 };
@@ -216,8 +217,12 @@ struct Block {
       false;  // the emulator itself is at work on this fiber: its accesses are not the kernel's
 
   unsigned warp_count() const { return (threads + 31) / 32; }
-  // In clock.h's terms.
-  unsigned agent(unsigned thread) const { return 1 + rank * warp_count() + thread / 32; }
+  // In clock.h's terms: of a block, of a thread's warp, and of its warpgroup's wgmma.
+  unsigned agents() const { return warp_count() + static_cast<unsigned>(warpgroups.size()); }
+  unsigned agent(unsigned thread) const { return 1 + rank * agents() + thread / 32; }
+  unsigned wgmma_agent(unsigned thread) const {
+    return 1 + rank * agents() + warp_count() + thread / 128;
+  }
 };
 
 // Null outside a kernel. Not of the initial-exec model, which would be quicker: together with the
@@ -257,8 +262,8 @@ void note_peer_read(Block& of, const char* p, const void* pc);
 void note_landed(Block& to, const char* p, size_t bytes);
 // ... what a wgmma of the warp that runs will read ...
 void note_wgmma(const char* p, size_t bytes, const void* pc);
-// ... and what the four warps of a warpgroup have read by it.
-void note_wgmma_done(const char* p, size_t bytes, unsigned first_warp, const void* pc);
+// ... and what a warpgroup has read by it.
+void note_wgmma_done(const char* p, size_t bytes, unsigned warpgroup, const void* pc);
 // The unfinished wgmma that reads this place of the block's shared memory.
 const Wgmma* reader_of(const Block& b, const char* p);
 

@@ -1,9 +1,10 @@
 // Who knows what others have done: what orders accesses within a phase of __syncthreads.
 //
-// Agents are the warps of a cluster and TMA. Time is counted in releases: arrivals at mbarriers,
-// meetings, copies that have landed. An access is as old as the time at which it was made; whoever
-// has since acquired a later release of the agent that made it comes after it. The lanes of a warp
-// count as one: a fault among them may go unseen here, and nothing right is taken for one.
+// Agents are the warps of a cluster, the wgmma of each of its warpgroups, and TMA. Time is counted
+// in releases: arrivals at mbarriers, meetings, copies that have landed, wgmma that are done. An
+// access is as old as the time at which it was made; whoever has since acquired a later release of
+// the agent that made it comes after it. The lanes of a warp count as one: a fault among them may
+// go unseen here, and nothing right is taken for one.
 //
 // Each cluster counts for itself. Of what the agents of another have released those know whom a
 // signal has told.
@@ -34,14 +35,14 @@ inline void join(Clock& into, const Clock& from) {
 }
 
 struct Clocks {
-  static constexpr unsigned kTma = 0;  // the agent; warps follow
+  static constexpr unsigned kTma = 0;  // the agent; the blocks' follow
   uint64_t now = 1;                    // goes on through all launches
   unsigned cluster = 0;                // whose they are
   std::vector<Clock> known;            // [agent]: what it knows
 
-  void start(unsigned of, unsigned warps) {
+  void start(unsigned of, unsigned agents) {
     cluster = of;
-    known.assign(warps + 1, {Times(warps + 1), {}});
+    known.assign(agents + 1, {Times(agents + 1), {}});
   }
 
   bool knows(unsigned agent, unsigned other, uint64_t then) const {
@@ -58,6 +59,11 @@ struct Clocks {
     into.own[agent] = ++now;
   }
   void acquire(unsigned agent, const Clock& from) { join(known[agent], from); }
+  // What `done` has done in the background, of which `agents` learn and no more.
+  void finish(unsigned done, const std::vector<unsigned>& agents) {
+    ++now;
+    for (unsigned a : agents) known[a].own[done] = now;
+  }
   // The same for other clusters to acquire, which know this one's agents by its number.
   void signal(unsigned agent, std::map<unsigned, Times>& into) {
     Clock mine;

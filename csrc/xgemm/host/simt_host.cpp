@@ -288,7 +288,7 @@ Clocks& use_clocks() {
   Machine& m = machine();
   if (m.here->blocks[0]->clocks) return m.here->clocks;
   const Block& first = *m.here->blocks[0];
-  m.here->clocks.start(first.linear / m.cluster, m.cluster * first.warp_count());
+  m.here->clocks.start(first.linear / m.cluster, m.cluster * first.agents());
   for (unsigned r = 0; r < m.cluster; ++r) m.here->blocks[r]->clocks = &m.here->clocks;
   return m.here->clocks;
 }

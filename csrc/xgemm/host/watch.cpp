@@ -76,6 +76,10 @@ bool knows_reads(const Block& b, const Cell& c, unsigned agent) {
     if ((reader != agent || c.read_warp != kMany) && !b.clocks->knows(agent, reader, t.read_time))
       return false;
   }
+  for (uint32_t groups = t.read_warpgroups; groups; groups &= groups - 1) {
+    const unsigned first = 128 * static_cast<unsigned>(__builtin_ctz(groups));
+    if (!b.clocks->knows(agent, b.wgmma_agent(first), t.read_time)) return false;
+  }
   return true;
 }
 
@@ -84,14 +88,15 @@ bool read_by_wgmma(const Block& b, const Cell& c) {
   return t.wgmmas && t.wgmma_block == b.first_phase;
 }
 
-void note_time_of_read(const Block& b, const Cell& c, uint32_t warps) {
+void note_time_of_read(const Block& b, const Cell& c, uint32_t warps, uint32_t warpgroups) {
   Timed& t = timed(b, c);
   if (t.read_phase != b.phase) {
     t.read_phase = b.phase;
     t.read_time = b.clocks->now;
-    t.read_warps = 0;
+    t.read_warps = t.read_warpgroups = 0;
   }
   t.read_warps |= warps;
+  t.read_warpgroups = static_cast<uint16_t>(t.read_warpgroups | warpgroups);
 }
 
 void note_time_of_write(const Block& b, const Cell& c) {
@@ -146,7 +151,7 @@ void touch(Cell& c, const char* p, bool write, const void* pc) {
     fail("uninitialised: " + thread_name(b.self) +
          " reads shared memory that no thread has written, at " + place(pc));
   note_read(c, pc);
-  if (b.clocks) note_time_of_read(b, c, 1u << warp);
+  if (b.clocks) note_time_of_read(b, c, 1u << warp, 0);
 }
 
 // The module's own constants and statics.
@@ -382,14 +387,14 @@ void note_wgmma(const char* p, size_t bytes, const void* pc) {
   }
 }
 
-void note_wgmma_done(const char* p, size_t bytes, unsigned first_warp, const void* pc) {
+void note_wgmma_done(const char* p, size_t bytes, unsigned warpgroup, const void* pc) {
   constexpr uint16_t kWarps = 4;
   const Block& b = *running;
   const auto offset = static_cast<size_t>(p - b.arena);
   for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) {
     Cell& c = b.cells[i];
     timed(b, c).wgmmas -= kWarps;
-    note_time_of_read(b, c, 0xfu << first_warp);
+    note_time_of_read(b, c, 0, 1u << warpgroup);
     c.read_phase = b.phase;
     c.read_warp = kMany;
     c.read_pc = pc;

@@ -95,7 +95,8 @@ void perform(Block& b, unsigned first, size_t number, std::vector<float>& tile) 
   if (op.registers) gather(b, first, number, rows_a);
   else Matrix(op.a).read(b.arena, kRows, rows_a);
   Matrix(op.b).read(b.arena, columns, rows_b);
-  each_chunk(op, columns, [&](size_t at) { note_wgmma_done(b.arena + at, 16, first / 32, op.pc); });
+  each_chunk(op, columns,
+             [&](size_t at) { note_wgmma_done(b.arena + at, 16, first / kThreads, op.pc); });
   if (!op.accumulate) std::fill(tile.begin(), tile.end(), 0.f);
   mma_steps(op.type, kRows, static_cast<int>(columns),
             reinterpret_cast<const uint16_t (*)[16]>(rows_a.data()),
@@ -242,9 +243,10 @@ void wgmma_wait(int groups_left, Site at) {
       w.here = 0;
       expect_same_work(b, first);
       while (f.wgmma_groups.size() > static_cast<size_t>(groups_left)) perform_group(b, first);
-      // Whichever thread goes on has what all have read behind it.
-      m.here->clocks.meet(
-          {b.agent(first), b.agent(first + 32), b.agent(first + 64), b.agent(first + 96)});
+      // Whichever thread goes on has behind it what the wgmma have read, and not what others of the
+      // warpgroup have done otherwise: on the chip they do not meet here.
+      m.here->clocks.finish(b.wgmma_agent(first), {b.agent(first), b.agent(first + 32),
+                                                   b.agent(first + 64), b.agent(first + 96)});
       for (unsigned t = first; t < first + kThreads; ++t) b.fibers[t].wait = Wait::nothing;
       m.released = true;
     }
