@@ -20,6 +20,7 @@
 #include "xgemm/host/simt_control.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
+#include "xgemm/tuned_cache.h"
 #if XGEMM_WITH_CUDA
 #include "xgemm/cuda/device.h"
 
@@ -345,13 +346,19 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   Context context = context_of(x.a);
   static const Selector selector(stages(Flavour::cuda));
   const Stage* const asked = named(op, x.kernel, Flavour::cuda);
+  const auto choose = [&](size_t room) {
+    const auto tuned = tuned_cache(&warn);  // kept until the choice is made
+    const TunedGpu* const here =
+        tuned ? tuned->cuda.on(context.device, cuda_device_name(x.a.get_device_index())) : nullptr;
+    return selector.pick(g, context.device, x.precision == "ieee", room, here);
+  };
   Pick pick{asked};
   if (asked) {
     require(*asked, g, context.device);
     pick.row = simt::forced_row(*asked, context.device);
     if (pick.row < 0) pick.row = selector.row(*asked, g, context.device);
   } else {
-    pick = selector.pick(g, context.device, x.precision == "ieee");
+    pick = choose(kAnyWorkspace);
   }
   std::optional<Tensor> workspace;  // kept until the launches are enqueued
   const auto prepare = [&] {
@@ -365,7 +372,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
     if (asked)
       no_memory(op, asked->name + " needs a workspace", context.workspace_bytes, x.a,
                 "; kernel='auto' then takes a stage that needs none");
-    pick = selector.pick(g, context.device, x.precision == "ieee", 0);
+    pick = choose(0);
     prepare();
   }
   pick.stage->run(g, context);
