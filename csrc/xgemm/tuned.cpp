@@ -22,6 +22,11 @@ std::string rest(std::istream& line) {
   return text;
 }
 
+// A file of words has no other bytes; they would only make a puzzle of an error message.
+bool is_plain(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
 bool is_time(double us) { return std::isfinite(us) && us > 0; }
 
 // Each adds its line to a record, and says whether it is well formed.
@@ -85,6 +90,7 @@ std::vector<TunedRecord> read_tuned(const std::string& path) {
     line.imbue(std::locale::classic());
     std::string word;
     if (!(line >> word) || word[0] == '#') continue;
+    if (!is_plain(text)) throw bad("holds other characters than plain text");
     if (word == "problem") {
       if (!is_whole()) throw bad("the problem before has no gpu, torch.mm or time");
       all.emplace_back();
