@@ -108,8 +108,11 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
         found += _read_problems(options.file, options.layout)
     if not found:
         raise ValueError("tune: no problem is given: M N K, or --file")
-    # Operands of one row or column lie the same way in two layouts.
-    return list({(p.m, p.n, p.k, *place(p)): p for p in reversed(found)}.values())[::-1]
+    # Operands of one row or column may lie the same way in two layouts.
+    once: dict[tuple[int, ...], Problem] = {}
+    for p in found:
+        once.setdefault((p.m, p.n, p.k, *place(p)), p)
+    return list(once.values())
 
 
 def _read_problems(path: Path, layouts: Sequence[str]) -> Iterator[Problem]:
@@ -278,10 +281,7 @@ def tune(
                 for precision, rows in task.rows.items()
                 if any(row.key not in out for row in rows)
             ]  # fmt: skip
-            try:
-                tuned.add(file, records)
-            except OSError as error:
-                raise ValueError(f"tune: {file} cannot be written: {error.strerror}") from error
+            tuned.add(file, records)
             for record in records:
                 bar.write(verdict(p, record, task.before[record.precision]))
     return 1 if wrong else 0
@@ -298,8 +298,11 @@ def run(options: argparse.Namespace) -> int:
     if file is None:
         raise ValueError("tune: XGEMM_TUNE_CACHE is empty, so there is no file; --cache names one")
     precisions = PRECISIONS if options.precision == "both" else (options.precision,)
-    tuned.read(file)  # a file that is something else is no place for an hour's work
     gpu = gpu_at_hand()
+    try:
+        tuned.add(file, [])  # what cannot be written is no place for an hour's work
+    except OSError as error:
+        raise ValueError(f"tune: {file} cannot be written: {error.strerror}") from error
     tasks = []
     for p in problems:
         wanted = precisions if options.force else missing(p, gpu, precisions, file)
