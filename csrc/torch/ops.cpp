@@ -18,6 +18,7 @@
 
 #include "xgemm/host/chain.h"
 #include "xgemm/host/simt_control.h"
+#include "xgemm/recent.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
 #include "xgemm/tuned_cache.h"
@@ -347,10 +348,17 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   static const Selector selector(stages(Flavour::cuda));
   const Stage* const asked = named(op, x.kernel, Flavour::cuda);
   const auto choose = [&](size_t room) {
+    const int32_t index = x.a.get_device_index();
+    const bool strict = x.precision == "ieee";
     const auto tuned = tuned_cache(&warn);  // kept until the choice is made
-    const TunedGpu* const here =
-        tuned ? tuned->cuda.on(context.device, cuda_device_name(x.a.get_device_index())) : nullptr;
-    return selector.pick(g, context.device, x.precision == "ieee", room, here);
+    const auto anew = [&] {
+      const TunedGpu* const here =
+          tuned ? tuned->cuda.on(context.device, cuda_device_name(index)) : nullptr;
+      return selector.pick(g, context.device, strict, room, here);
+    };
+    thread_local Recent recent;
+    return room == kAnyWorkspace ? recent.pick(g, strict, index, tuned ? tuned->serial : 0, anew)
+                                 : anew();
   };
   Pick pick{asked};
   if (asked) {

@@ -21,8 +21,9 @@ Shared& shared() {
 }
 
 std::shared_ptr<const TunedCache> cache_of(const std::vector<TunedRecord>& records) {
+  static std::atomic<int64_t> made{0};
   return std::make_shared<const TunedCache>(
-      TunedCache{{stages(Flavour::host), records}, {stages(Flavour::cuda), records}});
+      TunedCache{{stages(Flavour::host), records}, {stages(Flavour::cuda), records}, ++made});
 }
 
 void replace(std::shared_ptr<const TunedCache> by) {

@@ -12,6 +12,7 @@ namespace xgemm {
 // One file, for the stages of either flavour; it never changes.
 struct TunedCache {
   Tuned host, cuda;
+  int64_t serial = 0;  // no other cache of the process has it; above 0
 
   const Tuned& of(Flavour flavour) const { return flavour == Flavour::host ? host : cuda; }
 };

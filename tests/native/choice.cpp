@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "xgemm/limits.h"
+#include "xgemm/recent.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
 #include "xgemm/tuned.h"
@@ -312,6 +313,46 @@ void with_tuned_problems() {
          "of two records the later counts");
 }
 
+// A recent choice is the choice, and nothing that a choice may depend on is mistaken for it.
+void with_recent_choices() {
+  const std::vector<Stage> all = invented_stages();
+  const std::vector<Gemm> problems = suite();
+  const Selector selector(all, invented_table(all, problems));
+  Recent recent;
+  int anew = 0;
+  const auto pick = [&](const Gemm& g, bool strict = true, int64_t first = 0, int64_t second = 0) {
+    return recent.pick(g, strict, first, second,
+                       [&] { return ++anew, selector.pick(g, kH200, strict); });
+  };
+  for (const Gemm& g : problems)
+    for (int turn = 0; turn < 2; ++turn) {
+      anew = 0;
+      expect(same(pick(g), selector.pick(g, kH200, true)), "a recent choice for " + name_of(g));
+      expect(turn == 0 || !anew, "what was just asked for is found");
+    }
+  const Gemm g = contiguous(1000, 600, 500, false, true);
+  const auto is_another = [&](auto change) {
+    Gemm other = g;
+    change(other);
+    pick(g);
+    anew = 0;
+    pick(other);
+    return anew == 1;
+  };
+  expect(is_another([](Gemm& x) { ++x.m; }) && is_another([](Gemm& x) { ++x.batch; }) &&
+             is_another([](Gemm& x) { x.share = 64; }),
+         "other sizes");
+  expect(is_another([](Gemm& x) { ++x.a.rs; }) && is_another([](Gemm& x) { ++x.d.cs; }) &&
+             is_another([](Gemm& x) { ++x.b.bs; }),
+         "other strides");
+  expect(is_another([](Gemm& x) { ++x.a.data; }) && is_another([](Gemm& x) { ++x.d.data; }),
+         "other alignments");
+  expect(!is_another([](Gemm& x) { x.a.data += 32; }), "another address alike");
+  pick(g), anew = 0;
+  pick(g, false), pick(g, true, 1), pick(g, true, 0, 1);
+  expect(anew == 3, "another promise, and what the numbers stand for");
+}
+
 // Printed, not judged: machines differ.
 void time_of_a_choice() {
   std::vector<Stage> all;
@@ -351,6 +392,18 @@ void time_of_a_choice() {
                 took.count() / static_cast<double>(kTurns * asked.size()), table.rows.size(), what,
                 problems.size(), gpu ? "tuned" : "measured", rows);
   }
+  Recent recent;
+  const auto begin = std::chrono::steady_clock::now();
+  constexpr int kTurns = 10000;
+  size_t rows = 0;
+  for (int turn = 0; turn < kTurns; ++turn)
+    for (size_t i = 0; i < 16; ++i)
+      rows += static_cast<size_t>(recent
+                                      .pick(problems[i], true, 0, 0,
+                                            [&] { return selector.pick(problems[i], kH200, true); })
+                                      .row);
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+  std::printf("select: %.0f ns a recent choice (%zu)\n", took.count() / (kTurns * 16.0), rows);
 }
 
 // A stage newer than the table, one that the table's winner must give way to, one that refuses.
@@ -424,6 +477,7 @@ void test_select() {
   with_measurements();
   with_other_stages();
   with_tuned_problems();
+  with_recent_choices();
   time_of_a_choice();
 }
 
