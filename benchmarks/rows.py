@@ -15,21 +15,20 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 import provenance
-import select_model
 import shapes
 import torch
-from select_table import CUBLAS, stage_call
 
 import xgemm_torch
-from xgemm_torch import timing
+from xgemm_torch import timing, trials
+from xgemm_torch.contenders import Row, rows_of
+from xgemm_torch.trials import TORCH_MM
 
 
-def named_row(name: str) -> select_model.Row:
+def named_row(name: str) -> Row:
     """The row that "stage:number" names; a ValueError says which there are."""
-    rows = {f"{r.stage}:{r.row}": r for r in select_model.rows_of(xgemm_torch.stages())}
+    rows = {f"{r.stage}:{r.row}": r for r in rows_of(xgemm_torch.stages())}
     if name not in rows:
         stage = name.partition(":")[0]
         known = [key for key in rows if key.startswith(f"{stage}:")] or sorted(
@@ -47,13 +46,10 @@ def named_problem(label: str) -> shapes.Problem:
     return found[0]
 
 
-def measure(p: shapes.Problem, rows: Sequence[select_model.Row], rounds: int) -> dict[str, float]:
+def measure(p: shapes.Problem, rows: Sequence[Row], rounds: int) -> dict[str, float]:
     """Microseconds of torch.mm and of each row, by "stage:number"."""
-    contenders = {CUBLAS: timing.torch_mm(p.layout)}
-    contenders |= {f"{row.stage}:{row.row}": stage_call(row, p.layout) for row in rows}
-    sets = timing.operands(p.m, p.n, p.k, p.layout)
-    samples = timing.interleaved(contenders, sets, rounds=rounds, sample_ms=3.0)
-    return {name: 1e6 * median(times) for name, times in samples.items()}
+    us = trials.microseconds(p, rows, rounds=rounds)
+    return {TORCH_MM: us[TORCH_MM]} | {f"{row.stage}:{row.row}": us[row.key] for row in rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,11 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for p in problems:
             us = found[p.label] = measure(p, rows, chosen.rounds)
             each = "  ".join(
-                f"{name} {us[name]:.1f} ({us[CUBLAS] / us[name]:.2f} x)"
+                f"{name} {us[name]:.1f} ({us[TORCH_MM] / us[name]:.2f} x)"
                 for name in us
-                if name != CUBLAS
+                if name != TORCH_MM
             )
-            print(f"{p.label:40} {CUBLAS} {us[CUBLAS]:9.1f}  {each}", flush=True)
+            print(f"{p.label:40} {TORCH_MM} {us[TORCH_MM]:9.1f}  {each}", flush=True)
     if chosen.json:
         record = {"facts": provenance.facts(), "clocks": clocks.summary(), "us": found}
         chosen.json.write_text(json.dumps(record, indent=1))

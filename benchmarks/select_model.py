@@ -9,103 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import shapes
-
 from xgemm_torch import registry
+from xgemm_torch.contenders import KINDS, LAYOUTS, Problem, Row, keeps, kind, place
 
 # Also in select.cpp.
 NEAREST = 4
 OTHER_WIDTH = 2.0
 SAME = 1e-4
-NARROW = 32  # also in chains.h
 # Of a model, in elements of k: a row that fits none (the last resort of a stage) has no end of it.
 MOST_PROLOGUE = 4096.0
-# Rows (or columns) of which "fp32" may make several chains. Also in chains.h.
-FEW = 4
 # A row that is expected to take so many times the least is not measured.
 SKIPPED = 1.5
-# By number: +2 where A, +1 where B transposed, is contiguous along k.
-LAYOUTS = ("TN", "TT", "NN", "NT")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One tile of one stage."""
-
-    stage: str
-    row: int
-    tile: registry.Tile
-    strict: bool = True
-    splits: bool = False
-    splits_as_one: bool = False
-
-    @property
-    def key(self) -> str:
-        """Name in a record: what the row is, so that its place in the tile table does not count."""
-        t = self.tile
-        return (
-            f"{self.stage} {t.BM}x{t.BN}x{t.BK} {t.WM}x{t.WN} {t.TM}x{t.TN} "
-            f"{t.buffers} buffers, {t.min_blocks} a multiprocessor"
-            f"{f', clusters of {t.cluster}' if t.cluster > 1 else ''}"
-        )
-
-
-def rows_of(stages: Iterable[registry.Stage]) -> list[Row]:
-    """Every row of every stage."""
-    return [
-        Row(s.name, i, t, s.strict, s.splits, s.splits_as_one)
-        for s in stages
-        for i, t in enumerate(s.tiles)
-    ]
-
-
-KINDS = ("parts", "chain", "chains")
-"""What makes an element of a result: `Row`s of one kind are measured beside each other."""
-
-
-def kind(row: Row) -> str:
-    """One of `KINDS`."""
-    return "parts" if not row.strict else "chains" if row.splits else "chain"
-
-
-def several(p: shapes.Problem) -> bool:
-    """Whether the strict product makes several chains of an element."""
-    return registry.chain_share(p.m, p.n, p.k) > 0
-
-
-def keeps(row: Row, p: shapes.Problem, *, strict: bool) -> bool:
-    """Whether the row may be taken for ``precision="ieee"``, or for "fp32"."""
-    if not strict:
-        return kind(row) != "chains" or (row.splits_as_one and min(p.m, p.n) <= FEW)
-    return is_measured(row, p) if kind(row) == "chains" else row.strict and not several(p)
-
-
-def is_measured(row: Row, p: shapes.Problem) -> bool:
-    """Whether the row may be taken at all."""
-    return kind(row) != "chains" or several(p) or min(p.m, p.n) <= NARROW
-
-
-def along_k(rs: int, cs: int, length: int, k: int) -> bool:
-    """Whether an operand of strides (rs, cs), its rows along k, is contiguous along k."""
-    if rs == cs:
-        return k >= length
-    return k > 1 and (length <= 1 or cs < rs)
-
-
-def place(p: shapes.Problem) -> tuple[int, int]:
-    """Layout and width of a problem whose operands are contiguous and aligned, as numbers."""
-    a = (1, p.m) if p.layout[0] == "T" else (p.k, 1)
-    b = (p.k, 1) if p.layout[1] == "T" else (1, p.n)
-    along = [along_k(*a, p.m, p.k), along_k(*b, p.n, p.k)]
-    wide = []
-    for (rs, cs), by_k in zip((a, b), along, strict=True):
-        step, other = (cs, rs) if by_k else (rs, cs)
-        wide.append(step == 1 and other % 4 == 0)
-    return 2 * along[0] + along[1], 2 * wide[0] + wide[1]
 
 
 @dataclass(frozen=True)
@@ -126,7 +44,7 @@ class Fit:
     even: float
     per_sm: tuple[float, float, float, float]
 
-    def microseconds(self, t: registry.Tile, p: shapes.Problem, sm_count: int) -> float:
+    def microseconds(self, t: registry.Tile, p: Problem, sm_count: int) -> float:
         """The model's time."""
         rate = self.per_sm[place(p)[0]]
         work = _work(t, p, sm_count, self.prologue, self.alone, self.even)
@@ -134,7 +52,7 @@ class Fit:
 
 
 def _work(
-    t: registry.Tile, p: shapes.Problem, sm_count: int, prologue: float, alone: float, even: float
+    t: registry.Tile, p: Problem, sm_count: int, prologue: float, alone: float, even: float
 ) -> float:
     """What a multiprocessor has to do, in 1000 flop at its full rate."""
     blocks = math.ceil(p.m / t.BM) * math.ceil(p.n / t.BN)
@@ -146,7 +64,7 @@ def _work(
 
 
 def _rates(
-    t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_count: int,
+    t: registry.Tile, times: Sequence[tuple[Problem, float]], sm_count: int,
     fixed: float, prologue: float, alone: float, even: float,
 ) -> tuple[float, ...]:  # fmt: skip
     by_layout: list[list[float]] = [[] for _ in LAYOUTS]
@@ -157,7 +75,7 @@ def _rates(
     return tuple(median(rates) if rates else 0.0 for rates in by_layout)
 
 
-def fit(t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_count: int) -> Fit:
+def fit(t: registry.Tile, times: Sequence[tuple[Problem, float]], sm_count: int) -> Fit:
     """The model that is nearest to measured times, by the mean of |log(measured / model)|.
 
     Steps along one number at a time, each half as long when none helps any more; the rates follow
@@ -191,7 +109,7 @@ def fit(t: registry.Tile, times: Sequence[tuple[shapes.Problem, float]], sm_coun
 class Point:
     """A measured problem: microseconds by row key."""
 
-    problem: shapes.Problem
+    problem: Problem
     us: Mapping[str, float]
 
 
@@ -221,7 +139,7 @@ class Estimator:
         for point in points:
             self.add(point)
 
-    def model(self, row: Row, p: shapes.Problem) -> float:
+    def model(self, row: Row, p: Problem) -> float:
         """A row's time by its model alone, in microseconds."""
         return self.fits[row.key].microseconds(row.tile, p, self.sm_count)
 
@@ -248,7 +166,7 @@ class Estimator:
         self._places.append(self._place(point.problem))
         self._excess.append(excess)
 
-    def estimate(self, p: shapes.Problem, *, without: int | None = None) -> dict[str, float]:
+    def estimate(self, p: Problem, *, without: int | None = None) -> dict[str, float]:
         """Microseconds by row key; point number ``without`` does not count."""
         near = self._near(p, without)
         weights = sum(weight for _, weight in near) or 1.0
@@ -258,16 +176,16 @@ class Estimator:
             for row in self.rows
         }
 
-    def choice(self, p: shapes.Problem, *, strict: bool, without: int | None = None) -> str:
+    def choice(self, p: Problem, *, strict: bool, without: int | None = None) -> str:
         """The row of least time of those that `keeps` lets through; ties go to the last."""
         times = self.estimate(p, without=without)
         keys = [row.key for row in self.rows if keeps(row, p, strict=strict)]
         return min(reversed(keys), key=lambda key: times[key])
 
-    def _place(self, p: shapes.Problem) -> tuple[float, float, float, int, int]:
+    def _place(self, p: Problem) -> tuple[float, float, float, int, int]:
         return (math.log2(p.m), math.log2(p.n), math.log2(max(p.k, 1)), *place(p))
 
-    def _near(self, p: shapes.Problem, without: int | None) -> list[tuple[int, float]]:
+    def _near(self, p: Problem, without: int | None) -> list[tuple[int, float]]:
         *here, layout, wide = self._place(p)
         found = []
         for i, (*there, its_layout, its_width) in enumerate(self._places):
@@ -284,7 +202,7 @@ class Estimator:
 
 def losses(
     estimator: Estimator, *, strict: bool, leave_one_out: bool
-) -> list[tuple[float, shapes.Problem, str]]:
+) -> list[tuple[float, Problem, str]]:
     """How much longer the choice takes than the best measured row, per point, and the choice.
 
     Among the rows that `keeps` lets through. With ``leave_one_out`` each point is estimated from

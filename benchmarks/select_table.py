@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import provenance
@@ -32,10 +32,11 @@ import torch
 from select_model import Estimator, Point, Row
 
 import xgemm_torch
-from xgemm_torch import environment, simt, timing
+from xgemm_torch import environment, timing, trials
+from xgemm_torch.contenders import KINDS, is_measured, keeps, kind, place, rows_of
+from xgemm_torch.trials import TORCH_MM, check
 
 TABLE = Path(__file__).resolve().parent.parent / "csrc" / "xgemm" / "select_table.inc"
-CUBLAS = "torch.mm"
 # Measured with every row: each layout, and each kind of problem at a size that the slowest row can
 # do in some milliseconds.
 ANCHORS = (
@@ -47,8 +48,6 @@ ANCHORS = (
     "linear 768-768 rows 2048 forward", "linear 768-768 rows 2048 grad_x",
     "linear 768-768 rows 2048 grad_w", "skinny 16384x128x128",
 )  # fmt: skip
-# Of a result that the CPU computes again.
-CHAIN_ROWS = 4
 # While measuring, a row that was left out nearby may be better than that made it look.
 SKIPPED_SO_FAR = 1.2
 
@@ -71,12 +70,12 @@ def candidates(p: shapes.Problem, rows: Sequence[Row], so_far: Estimator) -> lis
     _, limit, most = settings_for(p)
     times = so_far.estimate(p)
     chosen: list[Row] = []
-    for kind in select_model.KINDS:
+    for its in KINDS:
         known = [
             row
             for row in rows
-            if select_model.kind(row) == kind
-            and select_model.is_measured(row, p)
+            if kind(row) == its
+            and is_measured(row, p)
             and math.isfinite(times.get(row.key, math.inf))
         ]
         known.sort(key=lambda row: times[row.key])
@@ -84,64 +83,9 @@ def candidates(p: shapes.Problem, rows: Sequence[Row], so_far: Estimator) -> lis
     return chosen
 
 
-def stage_call(row: Row, layout: str) -> timing.Call:
-    """A row's operator for operands stored in ``layout``."""
-    call = timing.stage_call(row.stage, layout)
-
-    def forced(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        with simt.configure(row=row.row):
-            return call(a, b)
-
-    return forced
-
-
-def check(p: shapes.Problem, rows: Sequence[Row], device: str = "cuda") -> list[str]:
-    """Compare the rows' bits with each other and with the chain on the CPU; what is wrong."""
-    trans_a, trans_b = timing.LAYOUTS[p.layout]
-    a, b = timing.operands(p.m, p.n, p.k, p.layout, device=device, rotate=False)[0]
-    picked = torch.linspace(0, p.m - 1, min(CHAIN_ROWS, p.m)).round().long()
-    some = a[:, picked.to(device)] if trans_a else a[picked.to(device)]
-    chains, first = {}, {}
-    for kind, share in (("chain", 0), ("chains", xgemm_torch.chain_share(p.m, p.n, p.k))):
-        with simt.configure(share=share):
-            chains[kind] = xgemm_torch.sgemm(
-                some.cpu(), b.cpu(), trans_a=trans_a, trans_b=trans_b, precision="ieee"
-            )
-    wrong = []
-    wide_a = some.cpu().double().t() if trans_a else some.cpu().double()
-    wide_b = b.cpu().double().t() if trans_b else b.cpu().double()
-    exact, size = wide_a @ wide_b, wide_a.abs() @ wide_b.abs()
-
-    def error_of(c: torch.Tensor) -> float:
-        return float(((c.double() - exact).abs() / size).max())
-
-    for row in rows:
-        # The allocator gives this block to the result: what is left unwritten is then NaN.
-        torch.full((p.m, p.n), float("nan"), device=device)
-        result = stage_call(row, p.layout)(a, b)
-        here = result[picked.to(device)].cpu()
-        if not row.strict:
-            if not error_of(here) <= 1.5 * error_of(chains["chain"]):
-                wrong.append(f"{p.label}: {row.key} is less accurate than the CPU's chain")
-            continue
-        kind = select_model.kind(row)
-        if not torch.equal(here, chains[kind]):
-            wrong.append(f"{p.label}: {row.key} has not the bits of the CPU's {kind}")
-        of_first, name = first.setdefault(kind, (result, row.key))
-        if not torch.equal(result, of_first):
-            wrong.append(f"{p.label}: {row.key} has not the bits of {name}")
-    return wrong
-
-
 def time_on_gpu(p: shapes.Problem, rows: Sequence[Row]) -> Times:
     """Microseconds by row key, and of torch.mm."""
-    contenders = {CUBLAS: timing.torch_mm(p.layout)}
-    contenders |= {row.key: stage_call(row, p.layout) for row in rows}
-    sets = timing.operands(p.m, p.n, p.k, p.layout, seed=1)
-    samples = timing.interleaved(contenders, sets, rounds=settings_for(p)[0], sample_ms=2.0)
-    del sets
-    torch.cuda.empty_cache()
-    return {name: 1e6 * median(times) for name, times in samples.items()}
+    return trials.microseconds(p, rows, rounds=settings_for(p)[0])
 
 
 def points_of(record: Mapping[str, Any]) -> list[Point]:
@@ -171,7 +115,7 @@ def measure(
             continue
         if time.monotonic() - began > seconds:
             return False
-        chosen = [row for row in rows if select_model.is_measured(row, p)]
+        chosen = [row for row in rows if is_measured(row, p)]
         if p.label not in ANCHORS:
             points = points_of(record)
             # Models are fitted again whenever twice as much is known.
@@ -180,7 +124,7 @@ def measure(
                 fitted_to = len(points)
             chosen = candidates(p, rows, so_far)
         times = dict(timer(p, chosen))
-        reference = times.pop(CUBLAS)
+        reference = times.pop(TORCH_MM)
         record["problems"][p.label] = {"torch_mm_us": reference, "us": times}
         if so_far is not None:
             so_far.add(Point(p, times))
@@ -197,7 +141,7 @@ def run_measure(path: Path, seconds: float) -> int:
     chip = torch.cuda.get_device_properties(0)
     sm = 10 * chip.major + chip.minor
     able = [s for s in xgemm_torch.stages() if s.cuda and s.min_sm <= sm <= (s.max_sm or sm)]
-    rows = select_model.rows_of(able)
+    rows = rows_of(able)
     keys = [row.key for row in rows]
     record: dict[str, Any] = {"facts": provenance.facts(), "rows": keys, "problems": {}}
     if path.exists():
@@ -213,7 +157,9 @@ def run_measure(path: Path, seconds: float) -> int:
 
     problems = list(shapes.suite())
     if "wrong" not in record:
-        record["wrong"] = [text for p in problems if p.label in ANCHORS for text in check(p, rows)]
+        record["wrong"] = [
+            fault.text for p in problems if p.label in ANCHORS for fault in check(p, rows)
+        ]
         save()
     print(*record["wrong"], sep="\n")
     timing.heat(2.0)
@@ -280,7 +226,7 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], estimator: Estimator) 
     lines += ["    },", "    // m, n, k, layout, width, microseconds by row", "    .points = {"]
     for point in estimator.points:
         p = point.problem
-        layout, wide = select_model.place(p)
+        layout, wide = place(p)
         times = [point.us.get(row.key, 0) for row in listed]
         while times and times[-1] == 0:
             times.pop()
@@ -307,9 +253,7 @@ def report(record: Mapping[str, Any], estimator: Estimator) -> str:
         problems = {p.label: p for p in shapes.suite()}
         for label, row in record["problems"].items():
             allowed = {
-                row.key
-                for row in estimator.rows
-                if select_model.keeps(row, problems[label], strict=strict)
+                row.key for row in estimator.rows if keeps(row, problems[label], strict=strict)
             }
             its = {key: us for key, us in row["us"].items() if key in allowed}
             best = min(its, key=lambda key: its[key])
@@ -334,7 +278,7 @@ def run_write(path: Path, out: Path) -> int:
     record = json.loads(path.read_text())
     if record.get("wrong"):
         raise SystemExit("select_table: a row's bits were wrong: " + "; ".join(record["wrong"]))
-    rows = select_model.rows_of(xgemm_torch.stages())
+    rows = rows_of(xgemm_torch.stages())
     gone = set(record["rows"]) - {row.key for row in rows}
     if gone:
         print("no longer a row of this build, left out:", *sorted(gone), sep="\n  ")

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from xgemm_torch.contenders import Problem
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 SQUARES = (
@@ -23,22 +24,6 @@ SKINNY = (
     (65536, 64, 64), (100000, 32, 256), (64, 64, 1048576),
     (256, 256, 65536), (16384, 128, 128), (20, 20000, 500),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Problem:
-    """D (m, n) = op(A) op(B) over ``k``; ``layout`` says how A and B lie, as in "NT"."""
-
-    label: str
-    m: int
-    n: int
-    k: int
-    layout: str = "NN"
-
-    @property
-    def bytes(self) -> int:
-        """The least that must move: A and B read once, D written once."""
-        return 4 * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
 def squares() -> Iterator[Problem]:

@@ -65,7 +65,7 @@ def test_wrong_arguments_exit_with_2_and_a_usage_line(arguments, capsys):
     assert "usage: python -m xgemm_torch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "info", "ladder", "explain", "accuracy"])
+@pytest.mark.parametrize("command", ["train", "info", "ladder", "explain", "tune", "accuracy"])
 def test_help_of_every_command(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])

@@ -14,7 +14,10 @@ import pytest
 import torch
 
 import xgemm_torch
+from xgemm_torch import trials
+from xgemm_torch.contenders import KINDS, is_measured, keeps, kind, rows_of, several
 from xgemm_torch.registry import Stage, Tile
+from xgemm_torch.trials import TORCH_MM
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 SM_COUNT = 132
@@ -79,11 +82,11 @@ def truth(row, p):
     return 2.5 + math.hypot(compute, 4 * (p.m * p.k + p.k * p.n + p.m * p.n) / 4e6)
 
 
-def invented_record(tool, model, **changes):
+def invented_record(tool, **changes):
     """A record as --measure would leave it on the invented machine."""
     import shapes
 
-    rows = model.rows_of(INVENTED)
+    rows = rows_of(INVENTED)
     facts = {
         "device": "an invented machine", "date": "2000-01-01T00:00:00+00:00", "sm": "9.0",
         "driver": {"driver_version": "1.2"}, "torch": "0", "commit": "none", "command": "none",
@@ -94,18 +97,18 @@ def invented_record(tool, model, **changes):
 
     def timer(p, chosen):
         measured.append((p, [row.key for row in chosen]))
-        return {row.key: truth(row, p) for row in chosen} | {tool.CUBLAS: 1.0}
+        return {row.key: truth(row, p) for row in chosen} | {TORCH_MM: 1.0}
 
     done = tool.measure(record, rows, list(shapes.suite()), timer, lambda: None, sm_count=SM_COUNT)
     assert done
     return record, rows, measured
 
 
-def test_rows_have_names_of_their_own(model):
+def test_rows_have_names_of_their_own():
     for stages in (INVENTED, xgemm_torch.stages()):
-        rows = model.rows_of(stages)
+        rows = rows_of(stages)
         assert len({row.key for row in rows}) == len(rows)
-    assert [row.stage for row in model.rows_of(INVENTED)] == [
+    assert [row.stage for row in rows_of(INVENTED)] == [
         "poor", "plain", *["rich"] * 3, "coarse", "cut"
     ]  # fmt: skip
 
@@ -122,38 +125,38 @@ def test_a_fit_finds_the_model_again(model, of):
     assert sum(errors) / len(errors) < 0.02
 
 
-def test_every_row_is_measured_and_few_everywhere(tool, model):
-    _, rows, measured = invented_record(tool, model)
+def test_every_row_is_measured_and_few_everywhere(tool):
+    _, rows, measured = invented_record(tool)
     anchors = measured[: len(tool.ANCHORS)]
     assert {p.label for p, _ in anchors} == set(tool.ANCHORS)
     for p, keys in anchors:
-        assert keys == [row.key for row in rows if model.is_measured(row, p)]
-    assert {model.several(p) for p, _ in anchors} == {False, True}
+        assert keys == [row.key for row in rows if is_measured(row, p)]
+    assert {several(p) for p, _ in anchors} == {False, True}
     assert {p.layout for p, _ in anchors} == {"NN", "NT", "TN", "TT"}
     others = measured[len(tool.ANCHORS) :]
     assert len({p.label for p, _ in measured}) == len(measured) == 254
     assert sum(len(keys) for _, keys in others) < 0.7 * len(rows) * len(others)
 
 
-def test_what_is_left_out_is_not_the_best(tool, model):
-    record, rows, _ = invented_record(tool, model)
+def test_what_is_left_out_is_not_the_best(tool):
+    record, rows, _ = invented_record(tool)
     import shapes
 
     for p in shapes.suite():
         measured = record["problems"][p.label]["us"]
-        for kind in model.KINDS:
-            its = [row for row in rows if model.kind(row) == kind]
-            if not all(model.is_measured(row, p) for row in its):
+        for which in KINDS:
+            its = [row for row in rows if kind(row) == which]
+            if not all(is_measured(row, p) for row in its):
                 assert not any(row.key in measured for row in its)
                 continue
             found = min(measured[row.key] for row in its if row.key in measured)
             assert found <= 1.03 * min(truth(row, p) for row in its), p.label
 
 
-def test_measuring_goes_on_where_it_stopped(tool, model):
+def test_measuring_goes_on_where_it_stopped(tool):
     import shapes
 
-    rows = model.rows_of(INVENTED)
+    rows = rows_of(INVENTED)
     suite = list(shapes.suite())[:40]
     record, saved, calls = {"problems": {}}, [], []
 
@@ -161,7 +164,7 @@ def test_measuring_goes_on_where_it_stopped(tool, model):
         calls.append(p.label)
         if len(calls) == 8:
             raise KeyboardInterrupt
-        return {row.key: truth(row, p) for row in chosen} | {tool.CUBLAS: 7.0}
+        return {row.key: truth(row, p) for row in chosen} | {TORCH_MM: 7.0}
 
     def go(seconds=math.inf):
         return tool.measure(
@@ -188,7 +191,7 @@ def test_the_largest_problems_get_few_turns(tool):
 
 
 def test_the_choice_at_and_between_the_measured_problems(tool, model):
-    record, rows, _ = invented_record(tool, model)
+    record, rows, _ = invented_record(tool)
     estimator = model.Estimator(rows, tool.points_of(record), SM_COUNT)
     for strict in (True, False):
         at = model.losses(estimator, strict=strict, leave_one_out=False)
@@ -248,7 +251,10 @@ def compiled(table, rows, folder):
     (folder / "main.cpp").write_text(source)
     flags = ["-std=c++20", "-O1", "-I", str(ROOT / "csrc")]
     flags.append(f'-DXGEMM_SELECT_TABLE="{folder / "table.inc"}"')
-    sources = [folder / "main.cpp", *(ROOT / "csrc/xgemm" / f for f in ("select.cpp", "stage.cpp"))]
+    sources = [
+        folder / "main.cpp",
+        *(ROOT / "csrc/xgemm" / f for f in ("select.cpp", "stage.cpp", "tuned.cpp")),
+    ]
     subprocess.run(["g++", *flags, *map(str, sources), "-o", folder / "choose"], check=True)
     return folder / "choose"
 
@@ -258,7 +264,7 @@ def test_what_is_written_is_what_is_chosen_by(tool, model, tmp_path):
     """The table compiles, and the library's estimates are this side's, row by row."""
     import shapes
 
-    record, rows, _ = invented_record(tool, model)
+    record, rows, _ = invented_record(tool)
     estimator = model.Estimator(rows, tool.points_of(record), SM_COUNT)
     program = compiled(tool.table(record, rows, estimator), rows, tmp_path)
     pick = random.Random(3)
@@ -281,7 +287,7 @@ def test_what_is_written_is_what_is_chosen_by(tool, model, tmp_path):
         p, strict = asked[i // 2], bool(i % 2)
         found = [float(word) for word in answer.split()[: len(rows)]]
         of = estimator.estimate(p)
-        want = [of[row.key] if model.keeps(row, p, strict=strict) else 0 for row in rows]
+        want = [of[row.key] if keeps(row, p, strict=strict) else 0 for row in rows]
         assert found == pytest.approx(want, rel=5e-3), p
         if p.label == "random":
             assert "estimated" in answer
@@ -289,9 +295,9 @@ def test_what_is_written_is_what_is_chosen_by(tool, model, tmp_path):
             assert "measured" in answer and "on an invented machine, 2000-01-01" in answer
 
 
-def test_the_command_writes_and_reports(tool, model, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_and_reports(tool, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(xgemm_torch, "stages", lambda: INVENTED)
-    record, rows, _ = invented_record(tool, model)
+    record, rows, _ = invented_record(tool)
     path, out = tmp_path / "record.json", tmp_path / "table.inc"
     path.write_text(json.dumps(record))
     assert tool.main(["--write", str(path), "--out", str(out)]) == 0
@@ -316,21 +322,22 @@ def test_numbers_are_floats_of_cpp(tool, x, text):
     assert tool.number(x) == text
 
 
-def test_wrong_bits_are_noticed(tool, model, monkeypatch):
+def test_wrong_bits_are_noticed(monkeypatch):
     import shapes
 
     p = shapes.Problem("small", 33, 20, 9, "NT")
-    rows = model.rows_of(xgemm_torch.stages())
-    assert tool.check(p, rows, device="cpu") == []
-    real = tool.stage_call
+    rows = rows_of(xgemm_torch.stages())
+    assert trials.check(p, rows, device="cpu") == []
+    real = trials.stage_call
 
     def broken(row, layout):
         call = real(row, layout)
         return (lambda a, b: call(a, b) + 1e-6) if row is rows[1] else call
 
-    monkeypatch.setattr(tool, "stage_call", broken)
-    wrong = tool.check(p, rows, device="cpu")
-    assert len(wrong) == 2 and all(rows[1].key in text for text in wrong)
+    monkeypatch.setattr(trials, "stage_call", broken)
+    faults = trials.check(p, rows, device="cpu")
+    assert len(faults) == 2
+    assert all(fault.key == rows[1].key and fault.key in fault.text for fault in faults)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -349,15 +356,15 @@ def test_the_table_of_this_build_knows_its_stages():
 
 
 @pytest.mark.gpu
-def test_a_problem_on_a_gpu(tool, model):
+def test_a_problem_on_a_gpu(tool):
     import shapes
 
     capability = torch.cuda.get_device_capability()
     sm = 10 * capability[0] + capability[1]
     able = [s for s in xgemm_torch.stages() if s.cuda and s.min_sm <= sm <= (s.max_sm or sm)]
-    rows = model.rows_of(able)
+    rows = rows_of(able)
     p = shapes.Problem("small", 300, 260, 100, "TN")
-    assert tool.check(p, rows) == []
+    assert trials.check(p, rows) == []
     times = tool.time_on_gpu(p, rows)
-    assert set(times) == {tool.CUBLAS, *(row.key for row in rows)}
+    assert set(times) == {TORCH_MM, *(row.key for row in rows)}
     assert all(0 < us < 1e5 for us in times.values())

@@ -3,7 +3,8 @@
 ``sgemm`` is the product itself; ``linear``, ``mm``, ``addmm``, ``bmm`` and ``matmul`` are torch's
 functions on it; ``nn.Linear`` is torch's module on it; ``convert(model)`` makes a model use it and
 ``revert(model)`` undoes that; ``prepack(weight)`` does once what a weight that does not change
-needs done once; ``stages()`` lists the kernels and ``explain(a, b)`` says which of them would run.
+needs done once; ``stages()`` lists the kernels, ``explain(a, b)`` says which of them would run, and
+``tuned`` is about problems that were measured on the spot (``python -m xgemm_torch tune``).
 The operators are ``torch.ops.xgemm.*``.
 
 The import registers operators and does nothing else: it starts no device and writes no setting.
@@ -21,7 +22,7 @@ except ImportError as error:
         f"`pip install -e . --no-build-isolation` in the repository ({error})"
     ) from error
 
-from . import nn, simt
+from . import nn, simt, tuned
 from .convert import ConvertReport, convert, revert
 from .explain import explain
 from .functional import addmm, bmm, linear, matmul, mm
@@ -50,4 +51,5 @@ __all__ = [
     "sgemm",
     "simt",
     "stages",
+    "tuned",
 ]

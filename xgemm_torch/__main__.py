@@ -1,4 +1,4 @@
-"""The command line: ``python -m xgemm_torch train | info | ladder | explain M N K | accuracy``."""
+"""The command line: ``python -m xgemm_torch train | info | ladder | explain M N K | ...``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ COMMANDS = {
     "info": ("info", "versions, build, GPUs, settings; --self-test runs every stage"),
     "ladder": ("ladder", "every stage: idea, source, needs, tiles, speed or check on this machine"),
     "explain": ("explain_command", "which kernel would run a product of M x N x K, and why"),
+    "tune": ("tune", "measure which row is fastest for M x N x K; auto goes by that from then on"),
     "accuracy": (
         "accuracy",
         "errors beside the strict chain, TF32 and torch.mm, on all kinds of data",

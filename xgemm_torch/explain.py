@@ -31,8 +31,9 @@ class Candidate:
         waves: blocks over blocks that run at once; 0 when not able.
         predicted_us: its time in microseconds, or an estimate that is good for comparing rows; None
             where there is none.
-        basis: what that time rests on: "measured", this problem on such a GPU; "estimated", the
-            row's model, corrected by the nearest measured problems; "slow", as estimated, but not
+        basis: what that time rests on: "tuned", this problem on this GPU, measured by its user
+            (`xgemm_torch.tuned`); "measured", this problem on such a GPU; "estimated", the row's
+            model, corrected by the nearest measured problems; "slow", as estimated, but not
             measured near here, for it was expected to be slow; "rate", the speed that the tile's
             row states.
         by_name: whether this row runs when the stage is called by its name.
@@ -290,12 +291,14 @@ def _candidates(
     sm: int,
     sm_count: int,
     asked: _Asked,
+    gpu: str = "",
 ) -> tuple[dict[str, Any], tuple[Candidate, ...]]:
     """What the selector says: its choice, and the candidates."""
     found = json.loads(
         _C.explain(
             m, n, k, batch, *layout_a[:3], *layout_b[:3], sm, sm_count, asked.precision == "ieee",
             -1 if asked.workspace is None else asked.workspace, layout_a[3], layout_b[3],
+            gpu,
         )
     )  # fmt: skip
     rows = found.pop("candidates")
@@ -314,16 +317,16 @@ def _on_cuda(
 ) -> Explanation:
     kernel, precision = asked.kernel, asked.precision
     if isinstance(device, tuple):
-        sm, sm_count = device
+        sm, sm_count, gpu = *device, ""
         words = f"an H200, assumed (sm_{sm}, {sm_count} multiprocessors; there is no CUDA device)"
     else:
         chip = torch.cuda.get_device_properties(device)
-        sm, sm_count = chip.major * 10 + chip.minor, chip.multi_processor_count
+        sm, sm_count, gpu = chip.major * 10 + chip.minor, chip.multi_processor_count, chip.name
         words = f"{chip.name} (sm_{sm}, {sm_count} multiprocessors)"
     if m * n * batch == 0:
         why = "the result is empty, so nothing is launched"
         return _without_grid(m, n, k, batch, words, precision, "none", why)
-    found, candidates = _candidates(m, n, k, batch, layout_a, layout_b, sm, sm_count, asked)
+    found, candidates = _candidates(m, n, k, batch, layout_a, layout_b, sm, sm_count, asked, gpu)
     runs = None
     if kernel not in ("auto", found["kernel"]):
         runs = next(c for c in candidates if c.kernel == kernel and c.by_name)

@@ -28,6 +28,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def gpu_name(sm: int | None, sm_count: int | None) -> str:
+    """Name the GPU at hand; empty where another is described, or there is none."""
+    import torch
+
+    here = sm is None and sm_count is None and torch.cuda.is_available()
+    return torch.cuda.get_device_name(0) if here else ""
+
+
 def target(sm: int | None, sm_count: int | None) -> tuple[int, int]:
     """Complete a GPU's description from the one at hand, or from an H200 where there is none."""
     if sm is not None and sm_count is not None:
@@ -46,9 +54,12 @@ def target(sm: int | None, sm_count: int | None) -> tuple[int, int]:
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, trans_a: bool = False, trans_b: bool = False,
     aligned: bool = True, precision: str = "fp32", workspace: int | None = None, sm: int,
-    sm_count: int,
+    sm_count: int, gpu: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Ask the selector about contiguous operands; ValueError for negative sizes."""
+    """Ask the selector about contiguous operands; ValueError for negative sizes.
+
+    ``gpu`` is the name of the GPU whose tuned problems count; those of any such GPU if it is empty.
+    """
     if min(m, n, k, batch) < 0:
         raise ValueError(f"explain: sizes must not be negative, got {m} x {n} x {k}, batch {batch}")
     if workspace is not None and workspace < 0:
@@ -59,7 +70,7 @@ def choose(
     return json.loads(
         _C.explain(
             m, n, k, batch, *a_strides, aligned, *b_strides, aligned, sm, sm_count, strict,
-            -1 if workspace is None else workspace, m * k, k * n,
+            -1 if workspace is None else workspace, m * k, k * n, gpu,
         )
     )  # fmt: skip
 
@@ -75,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
         options.m, options.n, options.k, batch=options.batch, trans_a=options.trans_a,
         trans_b=options.trans_b, aligned=not options.unaligned, precision=options.precision,
         workspace=options.workspace, sm=sm, sm_count=sm_count,
+        gpu=gpu_name(options.sm, options.sm_count),
     )  # fmt: skip
     if options.json:
         print(json.dumps(answer, indent=2))

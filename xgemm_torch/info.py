@@ -63,10 +63,31 @@ def _gpus(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def _tuned(gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    """Say which file of tuned problems is read, and how many of its records are for which GPU."""
+    from . import tuned
+
+    file = tuned.path()
+    if file is None:
+        return {"file": None, "error": None, "records": 0, "for_gpus": []}
+    try:
+        records, error = tuned.read(file), None
+    except ValueError as fault:
+        records, error = [], str(fault)
+    here = [
+        sum(
+            (r.gpu, r.sm, r.sm_count) == (g["name"], g["sm"], g["multiprocessors"]) for r in records
+        )
+        for g in gpus
+    ]
+    return {"file": str(file), "error": error, "records": len(records), "for_gpus": here}
+
+
 def collect() -> dict[str, Any]:
     """Gather all that ``info`` prints, as JSON values. Starts CUDA only to look at the GPUs."""
     module, error = _compiled()
     stages = json.loads(module.stages()) if module else []
+    gpus = _gpus(stages)
     return {
         "xgemm_torch": environment.package_version(),
         "python": platform.python_version(),
@@ -77,7 +98,8 @@ def collect() -> dict[str, Any]:
         "load_error": error,
         "build": json.loads(module.build_info()) if module else {},
         "stages": [row["name"] for row in stages],
-        "gpus": _gpus(stages),
+        "gpus": gpus,
+        "tuned": _tuned(gpus) if module else None,
         "fp32_precision": environment.fp32_state(),
         "environment_variables": environment.knobs(),
     }
@@ -127,6 +149,17 @@ def self_test() -> list[dict[str, Any]]:
     return rows
 
 
+def _tuned_words(tuned: dict[str, Any]) -> str:
+    if tuned["file"] is None:
+        return "no file is read: XGEMM_TUNE_CACHE is empty, or there is no home"
+    if tuned["error"]:
+        return f"no use: {tuned['error']}"
+    if not tuned["records"]:
+        return f"nothing yet in {tuned['file']}; python -m xgemm_torch tune M N K"
+    counts = [f"{count} for GPU {index}" for index, count in enumerate(tuned["for_gpus"])]
+    return f"{tuned['file']}: {', '.join([str(tuned['records']) + ' records', *counts])}"
+
+
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     build = facts["build"]
     kernels = (
@@ -157,6 +190,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             )
         )
         lines.append(("stages", ", ".join(facts["stages"])))
+        lines.append(("tuned", _tuned_words(facts["tuned"])))
     lines.append(("GPUs", "\n".join(gpus) or "none that torch can use"))
     lines.append(("fp32_precision", fp32))
     lines.append(("environment", knobs or "no variable of ours or CUDA's is set"))

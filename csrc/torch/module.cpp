@@ -12,6 +12,7 @@
 #include "xgemm/chains.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/select.h"
+#include "xgemm/tuned_cache.h"
 #if __has_include("xgemm_build_info.h")
 #include "xgemm_build_info.h"
 #else
@@ -86,7 +87,8 @@ std::string build_json() {
 }
 
 const char* name(Basis b) {
-  return b == Basis::measured    ? "measured"
+  return b == Basis::tuned       ? "tuned"
+         : b == Basis::measured  ? "measured"
          : b == Basis::estimated ? "estimated"
          : b == Basis::slow      ? "slow"
                                  : "rate";
@@ -114,15 +116,31 @@ std::string json(const Candidate& c, const std::string& scheme) {
   return s.str();
 }
 
-std::string explain_json(const Gemm& g, const Device& device, bool strict, size_t workspace) {
+std::string explain_json(const Gemm& g, const Device& device, bool strict, size_t workspace,
+                         const char* gpu) {
   static const Selector selector(stages(Flavour::host));
-  const Choice choice = selector.weigh(g, device, strict, workspace);
+  const auto tuned = tuned_cache(&warn);
+  const TunedGpu* const here = tuned ? tuned->host.on(device, gpu) : nullptr;
+  const Choice choice = selector.weigh(g, device, strict, workspace, here);
   std::vector<std::string> rows;
   for (const Candidate& c : choice.candidates) rows.push_back(json(c, scheme_of(c, g, device)));
   const bool any = choice.pick.stage;
   return "{\"kernel\":" + (any ? quoted(choice.pick.stage->name) : "null") +
          ",\"row\":" + std::to_string(choice.pick.row) + ",\"why\":" + quoted(choice.why) +
          ",\"candidates\":" + list(rows) + "}";
+}
+
+std::string json(const TunedRecord& r) {
+  std::vector<std::string> times;
+  for (const TunedRecord::Time& t : r.times) times.push_back(list({number(t.us), quoted(t.row)}));
+  std::ostringstream s;
+  s << "{\"m\":" << r.m << ",\"n\":" << r.n << ",\"k\":" << r.k
+    << ",\"layout\":" << quoted(kLayoutWords[r.layout]) << ",\"wide\":" << r.wide
+    << ",\"precision\":" << quoted(r.strict ? "ieee" : "fp32") << ",\"gpu\":" << quoted(r.gpu)
+    << ",\"sm\":" << r.sm << ",\"sm_count\":" << r.sm_count << ",\"date\":" << quoted(r.date)
+    << ",\"made_with\":" << quoted(r.with) << ",\"rows\":" << quoted(r.rows)
+    << ",\"torch_mm\":" << number(r.torch_mm) << ",\"times\":" << list(times) << "}";
+  return s.str();
 }
 
 std::string json(const simt::Place& place) {
@@ -236,8 +254,9 @@ PyObject* py_explain(PyObject*, PyObject* args) {
   long long m, n, k, batch, ars, acs, brs, bcs;
   int a16, b16, sm, sms, strict = 0;
   long long workspace = -1, a_bs = 0, b_bs = 0;
-  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii|pLLL", &m, &n, &k, &batch, &ars, &acs, &a16, &brs, &bcs,
-                        &b16, &sm, &sms, &strict, &workspace, &a_bs, &b_bs))
+  const char* gpu = "";
+  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii|pLLLs", &m, &n, &k, &batch, &ars, &acs, &a16, &brs,
+                        &bcs, &b16, &sm, &sms, &strict, &workspace, &a_bs, &b_bs, &gpu))
     return nullptr;
   return text([&] {
     if (m < 0 || n < 0 || k < 0 || batch < 0 || sms < 1)
@@ -250,7 +269,7 @@ PyObject* py_explain(PyObject*, PyObject* args) {
     g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, b_bs};
     g.share = simt::share_of(g);
     return explain_json(g, {.sm = sm, .sm_count = sms}, strict != 0,
-                        workspace < 0 ? kAnyWorkspace : static_cast<size_t>(workspace));
+                        workspace < 0 ? kAnyWorkspace : static_cast<size_t>(workspace), gpu);
   });
 }
 
@@ -263,6 +282,27 @@ PyObject* py_chain_share(PyObject*, PyObject* args) {
     Gemm g;
     g.m = m, g.n = n, g.k = k, g.batch = batch;
     return PyLong_FromLongLong(simt::share_of(g));
+  });
+}
+
+PyObject* py_tuned_path(PyObject*, PyObject*) { return text(tuned_path); }
+
+PyObject* py_tuned_read(PyObject*, PyObject* args) {
+  const char* path;
+  if (!PyArg_ParseTuple(args, "s", &path)) return nullptr;
+  return text([&] { return json_list(read_tuned(path)); });
+}
+
+PyObject* py_tuned_load(PyObject*, PyObject* args) {
+  const char* path;
+  if (!PyArg_ParseTuple(args, "s", &path)) return nullptr;
+  return guarded([&] { return PyLong_FromSize_t(load_tuned(path)); });
+}
+
+PyObject* py_tuned_clear(PyObject*, PyObject*) {
+  return text([] {
+    clear_tuned();
+    return std::string();
   });
 }
 
@@ -378,10 +418,17 @@ PyMethodDef methods[] = {
      "Registers the kernels of torch.ops.xgemm.*."},
     {"explain", py_explain, METH_VARARGS,
      "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
-     "strict=False, workspace=-1, a_bs=0, b_bs=0) -> JSON: the choice and all its candidates; "
-     "workspace: the bytes of it that there is memory for, -1 for any."},
+     "strict=False, workspace=-1, a_bs=0, b_bs=0, gpu=\"\") -> JSON: the choice and all its "
+     "candidates; workspace: the bytes of it that there is memory for, -1 for any; gpu: the name "
+     "of the device, whose tuned problems count, empty for any of its kind."},
     {"chain_share", py_chain_share, METH_VARARGS,
      "chain_share(m, n, k, batch) -> of k, in a chain of the strict product; 0: all."},
+    {"tuned_path", py_tuned_path, METH_NOARGS,
+     "The file of tuned problems that is read when auto first asks; empty for none."},
+    {"tuned_read", py_tuned_read, METH_VARARGS, "tuned_read(path) -> its records, as JSON."},
+    {"tuned_load", py_tuned_load, METH_VARARGS,
+     "tuned_load(path): auto goes by that file from now on -> how many records it has."},
+    {"tuned_clear", py_tuned_clear, METH_NOARGS, "Auto goes by no such file from now on."},
     {"simt_configure", py_simt_configure, METH_VARARGS,
      "simt_configure(order, seed, skip, row, sm_count, share) -> the settings before, as JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,
@@ -417,6 +464,14 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT,
                       nullptr};
 
 }  // namespace
+
+void warn(const std::string& text) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  // Where warnings are errors there is no caller that could take it: the choice goes on.
+  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+  PyGILState_Release(state);
+}
+
 }  // namespace xgemm
 
 PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&xgemm::module); }

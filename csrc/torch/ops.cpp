@@ -19,8 +19,10 @@
 #include "xgemm/chains.h"
 #include "xgemm/host/chain.h"
 #include "xgemm/host/simt_control.h"
+#include "xgemm/recent.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
+#include "xgemm/tuned_cache.h"
 #if XGEMM_WITH_CUDA
 #include "xgemm/cuda/device.h"
 
@@ -348,13 +350,26 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   Context context = context_of(x.a);
   static const Selector selector(stages(Flavour::cuda));
   const Stage* const asked = named(op, x.kernel, Flavour::cuda);
+  const auto choose = [&](size_t room) {
+    const int32_t index = x.a.get_device_index();
+    const bool strict = x.precision == "ieee";
+    const auto tuned = tuned_cache(&warn);  // kept until the choice is made
+    const auto anew = [&] {
+      const TunedGpu* const here =
+          tuned ? tuned->cuda.on(context.device, cuda_device_name(index)) : nullptr;
+      return selector.pick(g, context.device, strict, room, here);
+    };
+    thread_local Recent recent;
+    return room == kAnyWorkspace ? recent.pick(g, strict, index, tuned ? tuned->serial : 0, anew)
+                                 : anew();
+  };
   Pick pick{asked};
   if (asked) {
     require(*asked, g, context.device);
     pick.row = simt::forced_row(*asked, context.device);
     if (pick.row < 0) pick.row = selector.row(*asked, g, context.device);
   } else {
-    pick = selector.pick(g, context.device, x.precision == "ieee");
+    pick = choose(kAnyWorkspace);
   }
   std::optional<Tensor> workspace;  // kept until the launches are enqueued
   const auto prepare = [&] {
@@ -368,7 +383,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
     if (asked)
       no_memory(op, asked->name + " needs a workspace", context.workspace_bytes, x.a,
                 "; kernel='auto' then takes a stage that needs none");
-    pick = selector.pick(g, context.device, x.precision == "ieee", 0);
+    pick = choose(0);
     prepare();
   }
   pick.stage->run(g, context);

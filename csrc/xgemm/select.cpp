@@ -86,9 +86,73 @@ const char* breaks(const Stage& s, const Gemm& g, bool strict) {
   return nullptr;
 }
 
-const char* words(int layout) {
-  constexpr const char* kWords[kLayouts] = {"TN", "TT", "NN", "NT"};
-  return kWords[layout];
+// As TablePoint has them.
+struct Lay {
+  int layout, wide;
+};
+Lay lay(const Gemm& g) {
+  const View<const float> a = g.a, b = g.b.transposed();
+  const int ka = along_k(a, g.m, g.k), kb = along_k(b, g.n, g.k);
+  const int wa = ka ? a.wide() : a.transposed().wide(), wb = kb ? b.wide() : b.transposed().wide();
+  return {2 * ka + kb, 2 * wa + wb};
+}
+
+// Whether a row that could run at all has room: shared memory for a block, and a workspace.
+bool has_room(const Stage& s, int row, const Gemm& g, const Device& device, size_t workspace) {
+  return fits(s.tiles[static_cast<size_t>(row)], device) &&
+         (workspace == kAnyWorkspace ||
+          workspace_of(s, g, {.device = device, .row = row}) <= workspace);
+}
+
+const TunedProblem* find(const TunedGpu* tuned, const Gemm& g, bool strict) {
+  if (!tuned) return nullptr;
+  const Lay how = lay(g);
+  return tuned->find(g, how.layout, how.wide, strict);
+}
+
+// The least time of a row that may be taken, or null. A file is believed about times alone: what
+// breaks the promise or cannot run is passed over.
+const TunedTime* least_of(const TunedProblem* problem, const Gemm& g, const Device& device,
+                          bool strict, size_t workspace) {
+  if (!problem) return nullptr;
+  for (const TunedTime& t : problem->times)
+    if (!breaks(*t.stage, g, strict) && takes(*t.stage, g, device) &&
+        has_room(*t.stage, t.row, g, device, workspace))
+      return &t;
+  return nullptr;
+}
+
+// What came next after a candidate: of those that time decides among, the one of the least.
+std::string next_to(const Candidate& c, const std::vector<Candidate>& all) {
+  const Candidate* next = nullptr;
+  for (const Candidate& other : all)
+    if (&other != &c && other.why_not.empty() &&
+        (c.basis != Basis::tuned || other.basis == Basis::tuned) &&
+        (!next || other.microseconds <= next->microseconds))
+      next = &other;
+  if (!next || c.microseconds <= 0 || !std::isfinite(next->microseconds)) return "";
+  char text[160];
+  std::snprintf(text, sizeof text, "; next %s %dx%dx%d, %.1f%% more", next->stage->name.c_str(),
+                next->tile().BM, next->tile().BN, next->tile().BK,
+                100 * (next->microseconds / c.microseconds - 1));
+  return text;
+}
+
+// Gives the candidates their tuned times, and says of the chosen one what it rests on.
+std::string take_times(const TunedProblem& problem, const std::string& gpu, const TunedTime& chosen,
+                       std::vector<Candidate>& all) {
+  const Candidate* its = nullptr;
+  for (const TunedTime& t : problem.times)
+    for (Candidate& c : all) {
+      if (c.stage != t.stage || c.row != t.row || !c.why_not.empty()) continue;
+      c.microseconds = t.us, c.basis = Basis::tuned;
+      if (&t == &chosen) its = &c;
+    }
+  char head[64];
+  std::snprintf(head, sizeof head, "tuned %.1f us on ", chosen.us);
+  std::string text = head + gpu;
+  if (!problem.date.empty()) text += ", " + problem.date;
+  return its ? text + next_to(*its, all) : text;
 }
 
 }  // namespace
@@ -162,11 +226,9 @@ const Tile& Selector::tile_of(const Row& r) { return r.stage->tiles[static_cast<
 
 Selector::Place Selector::place(const Gemm& g) {
   const auto log = [](int64_t x) { return std::log2(static_cast<float>(std::max<int64_t>(x, 1))); };
-  const View<const float> a = g.a, b = g.b.transposed();
-  const int ka = along_k(a, g.m, g.k), kb = along_k(b, g.n, g.k);
-  const int wa = ka ? a.wide() : a.transposed().wide(), wb = kb ? b.wide() : b.transposed().wide();
+  const Lay how = lay(g);
   const float batch = g.batch > 1 ? log(g.batch) / 2 : 0.f;
-  return {log(g.m) + batch, log(g.n) + batch, log(g.k), 2 * ka + kb, 2 * wa + wb};
+  return {log(g.m) + batch, log(g.n) + batch, log(g.k), how.layout, how.wide};
 }
 
 double Selector::model(const Row& r, const Gemm& g, const Device& device, int layout) const {
@@ -237,9 +299,7 @@ Selector::Near Selector::estimate(size_t first, size_t last, const Gemm& g, cons
     const Row& r = rows_[i];
     Estimate& e = out[i];
     if (i == first || r.stage != rows_[i - 1].stage) taken = use(*r.stage);
-    e.legal = taken && fits(tile_of(r), device) &&
-              (workspace == kAnyWorkspace ||
-               workspace_of(*r.stage, g, {.device = device, .row = r.row}) <= workspace);
+    e.legal = taken && has_room(*r.stage, r.row, g, device, workspace);
     e.microseconds = INFINITY;
     e.basis = !r.known ? Basis::rate : near.rows >> i & 1 ? by_near : Basis::slow;
     all_known = all_known && r.known;
@@ -266,7 +326,10 @@ size_t Selector::least(size_t first, size_t last, const Estimates& of) const {
   return best;
 }
 
-Pick Selector::pick(const Gemm& g, const Device& device, bool strict, size_t workspace) const {
+Pick Selector::pick(const Gemm& g, const Device& device, bool strict, size_t workspace,
+                    const TunedGpu* tuned) const {
+  if (const TunedTime* t = least_of(find(tuned, g, strict), g, device, strict, workspace))
+    return {t->stage, t->row};
   Estimates of;
   estimate(
       0, rows_.size(), g, device, workspace,
@@ -285,7 +348,8 @@ int Selector::row(const Stage& stage, const Gemm& g, const Device& device) const
   return best < last ? rows_[best].row : 0;  // none fits: the stage is refused there
 }
 
-Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t workspace) const {
+Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t workspace,
+                       const TunedGpu* tuned) const {
   Choice choice;
   for (const Stage& s : all_) {
     const std::string why_not = refusal(s, g, device);
@@ -325,6 +389,12 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
     c.microseconds = of[i].microseconds;
     c.basis = of[i].basis;
   }
+  const TunedProblem* const problem = find(tuned, g, strict);
+  if (const TunedTime* t = least_of(problem, g, device, strict, workspace)) {
+    choice.pick = {t->stage, t->row};
+    choice.why = take_times(*problem, tuned->name, *t, choice.candidates);
+    return choice;
+  }
   const size_t best = least(0, rows_.size(), of);
   if (best == rows_.size()) return choice;
   choice.pick = {rows_[best].stage, rows_[best].row};
@@ -345,26 +415,14 @@ std::string Selector::why(const std::vector<Candidate>& all, size_t chosen,
     std::snprintf(text, sizeof text,
                   "estimated %.1f us from measurements on %s, %s, the nearest %lldx%lldx%lld %s",
                   c.microseconds, table_.gpu, table_.date, static_cast<long long>(p.m),
-                  static_cast<long long>(p.n), static_cast<long long>(p.k), words(p.layout));
+                  static_cast<long long>(p.n), static_cast<long long>(p.k), kLayoutWords[p.layout]);
   } else {
     std::snprintf(text, sizeof text,
                   "least estimated time: %lld blocks of %dx%d in %.0f waves, %.1f us",
                   static_cast<long long>(c.blocks), c.tile().BM, c.tile().BN, std::ceil(c.waves),
                   c.microseconds);
   }
-  std::string sentence = text;
-  const Candidate* next = nullptr;
-  for (const Candidate& other : all)
-    if (&other != &c && other.why_not.empty() &&
-        (!next || other.microseconds <= next->microseconds))
-      next = &other;
-  if (next && c.microseconds > 0 && std::isfinite(next->microseconds)) {
-    std::snprintf(text, sizeof text, "; next %s %dx%dx%d, %.1f%% more", next->stage->name.c_str(),
-                  next->tile().BM, next->tile().BN, next->tile().BK,
-                  100 * (next->microseconds / c.microseconds - 1));
-    sentence += text;
-  }
-  return sentence;
+  return text + next_to(c, all);
 }
 
 }  // namespace xgemm

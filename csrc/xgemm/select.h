@@ -11,6 +11,7 @@
 
 #include "xgemm/select_table.h"
 #include "xgemm/stage.h"
+#include "xgemm/tuned.h"
 
 namespace xgemm {
 
@@ -24,6 +25,7 @@ constexpr size_t kAnyWorkspace = SIZE_MAX;
 
 // What the time of a candidate rests on.
 enum class Basis {
+  tuned,  // this problem on this GPU, by its user
   measured,  // this problem on such a GPU
   estimated,  // the row's model, corrected by the nearest measured problems
   slow,  // as estimated; not measured near here, for it was expected to be slow
@@ -60,17 +62,20 @@ struct Choice {
 // nearest measured problems took, nearness being that of log m, log n, log k in the same layout. At
 // a measured problem that is the measured time. A row that the table does not know has a model
 // from Tile::rate alone, and the correction of the best row that it does know.
+//
+// `tuned` is what the user has measured on the device, or null. A problem that it has is given the
+// row of the least time there, of those that may be taken; the estimates are for all others.
 class Selector {
  public:
   explicit Selector(std::span<const Stage> all, const Table& table = measured_table());
 
-  Pick pick(const Gemm& g, const Device& device, bool strict,
-            size_t workspace = kAnyWorkspace) const;
+  Pick pick(const Gemm& g, const Device& device, bool strict, size_t workspace = kAnyWorkspace,
+            const TunedGpu* tuned = nullptr) const;
   // The row for a stage that is called by its name, one of `all`.
   int row(const Stage& stage, const Gemm& g, const Device& device) const;
   // The same choice as pick's, with all that it was made from.
-  Choice weigh(const Gemm& g, const Device& device, bool strict,
-               size_t workspace = kAnyWorkspace) const;
+  Choice weigh(const Gemm& g, const Device& device, bool strict, size_t workspace = kAnyWorkspace,
+               const TunedGpu* tuned = nullptr) const;
 
  private:
   struct Row {

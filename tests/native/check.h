@@ -14,5 +14,6 @@ bool throws(const std::function<void()>& f, const std::string& part);
 void test_relay();
 void test_select();
 void test_split();
+void test_tuned_file();
 
 }  // namespace xgemm

@@ -8,8 +8,10 @@
 
 #include "check.h"
 #include "xgemm/limits.h"
+#include "xgemm/recent.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
+#include "xgemm/tuned.h"
 
 namespace xgemm {
 namespace {
@@ -235,6 +237,122 @@ void with_measurements() {
   }
 }
 
+TunedRecord record_of(const Gemm& g, bool strict, std::vector<TunedRecord::Time> times) {
+  TunedRecord r;
+  r.m = g.m, r.n = g.n, r.k = g.k, r.layout = layout_of(g), r.wide = wide_of(g);
+  r.strict = strict;
+  r.sm = kH200.sm, r.sm_count = kH200.sm_count, r.gpu = "an invented machine";
+  r.date = "2001-01-01", r.torch_mm = 5, r.times = std::move(times);
+  return r;
+}
+
+// A tuned problem is decided by its times, among the rows that may be taken; no other problem is.
+void with_tuned_problems() {
+  std::vector<Stage> all = invented_stages();
+  Stage parts = all[1];
+  parts.name = "parts", parts.rung = 4, parts.strict = false;
+  parts.workspace = [](const Gemm&, const Context&) -> size_t { return 4096; };
+  all.push_back(parts);
+  const std::vector<Gemm> problems = suite();
+  const Table table = invented_table(all, problems);
+  const Selector selector(all, table);
+  const auto named = [&](size_t stage, size_t row) {
+    return row_name(all[stage], all[stage].tiles[row]);
+  };
+  const Gemm g = contiguous(1000, 600, 500, false, true);
+  const std::vector<TunedRecord::Time> times = {
+      {4, named(2, 0)}, {3, named(0, 0)}, {1, named(3, 0)}, {.5, "gone 64x64x8"}};
+  const Tuned tuned(all, {record_of(g, true, times), record_of(g, false, times)});
+  const TunedGpu* const gpu = tuned.on(kH200, "an invented machine");
+  expect(gpu && gpu == tuned.on(kH200, ""), "the GPU by its name, or by its kind");
+  expect(!tuned.on(kH200, "another") && !tuned.on({90, 131}, "") && !tuned.on({80, 132}, ""),
+         "no other GPU");
+
+  const auto name = [&](const Gemm& asked, bool strict, size_t room = kAnyWorkspace) {
+    const Pick pick = selector.pick(asked, kH200, strict, room, gpu);
+    const Choice choice = selector.weigh(asked, kH200, strict, room, gpu);
+    expect(same(pick, choice.pick), "weigh picks the same");
+    const bool is = choice.why.find("tuned ") == 0;
+    expect(is == same(pick, {&all[0], 0}) || pick.stage == &all[3], "it says tuned, if so");
+    return pick.stage->name;
+  };
+  expect(name(g, false) == "parts", "the least time of all");
+  expect(name(g, true) == "slow", "the least of those that keep the promise");
+  expect(name(g, false, 4095) == "slow", "the least of those that there is memory for");
+  expect(selector.weigh(g, kH200, true, kAnyWorkspace, gpu).why ==
+             "tuned 3.0 us on an invented machine, 2001-01-01; next many 128x128x8, 33.3% more",
+         "and what came next");
+  for (const Candidate& c : selector.weigh(g, kH200, false, kAnyWorkspace, gpu).candidates) {
+    const bool has = c.stage != &all[1] && !(c.stage == &all[2] && c.row);
+    expect((c.basis == Basis::tuned) == has, "the basis of " + c.stage->name);
+  }
+  const auto untuned = [&](const Gemm& other) {
+    return same(selector.pick(other, kH200, true, kAnyWorkspace, gpu),
+                selector.pick(other, kH200, true)) &&
+           selector.weigh(other, kH200, true, kAnyWorkspace, gpu).why ==
+               selector.weigh(other, kH200, true).why;
+  };
+  expect(untuned(contiguous(1000, 600, 500, false, false)), "not in another layout");
+  expect(untuned(contiguous(1001, 600, 500, false, true)), "nor at another size");
+  expect(untuned(contiguous(1000, 600, 500, false, true, 2)), "nor for a batch");
+  Gemm scalar = g;
+  ++scalar.a.data;
+  expect(untuned(scalar), "nor where vectors do not fit");
+
+  const Tuned of_parts(all, {record_of(g, true, {{1, named(3, 0)}, {2, "gone 64x64x8"}})});
+  const TunedGpu* const its = of_parts.on(kH200, "");
+  for (const bool strict : {true, false})
+    expect(
+        same(selector.pick(g, kH200, strict, kAnyWorkspace, its), selector.pick(g, kH200, strict)),
+        "without a row that may be taken, by the table");
+  all[0].refuse = [](const Gemm&) { return "not today"; };
+  expect(selector.pick(g, kH200, true, kAnyWorkspace, gpu).stage == &all[2],
+         "a refusal gives way to the next");
+  const Tuned twice(all, {record_of(g, true, times), record_of(g, true, {{9, named(1, 0)}})});
+  expect(selector.pick(g, kH200, true, kAnyWorkspace, twice.on(kH200, "")).stage == &all[1],
+         "of two records the later counts");
+}
+
+// A recent choice is the choice, and nothing that a choice may depend on is mistaken for it.
+void with_recent_choices() {
+  const std::vector<Stage> all = invented_stages();
+  const std::vector<Gemm> problems = suite();
+  const Selector selector(all, invented_table(all, problems));
+  Recent recent;
+  int anew = 0;
+  const auto pick = [&](const Gemm& g, bool strict = true, int64_t first = 0, int64_t second = 0) {
+    return recent.pick(g, strict, first, second,
+                       [&] { return ++anew, selector.pick(g, kH200, strict); });
+  };
+  for (const Gemm& g : problems)
+    for (int turn = 0; turn < 2; ++turn) {
+      anew = 0;
+      expect(same(pick(g), selector.pick(g, kH200, true)), "a recent choice for " + name_of(g));
+      expect(turn == 0 || !anew, "what was just asked for is found");
+    }
+  const Gemm g = contiguous(1000, 600, 500, false, true);
+  const auto is_another = [&](auto change) {
+    Gemm other = g;
+    change(other);
+    pick(g);
+    anew = 0;
+    pick(other);
+    return anew == 1;
+  };
+  expect(is_another([](Gemm& x) { ++x.m; }) && is_another([](Gemm& x) { ++x.batch; }) &&
+             is_another([](Gemm& x) { x.share = 64; }),
+         "other sizes");
+  expect(is_another([](Gemm& x) { ++x.a.rs; }) && is_another([](Gemm& x) { ++x.d.cs; }) &&
+             is_another([](Gemm& x) { ++x.b.bs; }),
+         "other strides");
+  expect(is_another([](Gemm& x) { ++x.a.data; }) && is_another([](Gemm& x) { ++x.d.data; }),
+         "other alignments");
+  expect(!is_another([](Gemm& x) { x.a.data += 32; }), "another address alike");
+  pick(g), anew = 0;
+  pick(g, false), pick(g, true, 1), pick(g, true, 0, 1);
+  expect(anew == 3, "another promise, and what the numbers stand for");
+}
+
 // Printed, not judged: machines differ.
 void time_of_a_choice() {
   std::vector<Stage> all;
@@ -246,24 +364,46 @@ void time_of_a_choice() {
   const std::vector<Gemm> problems = suite();
   const Table table = invented_table(all, problems);
   const Selector selector(all, table);
-  for (const auto& [what, g_of] : {std::pair{"at", +[](const Gemm& g) { return g; }},
-                                   std::pair{"off", +[](const Gemm& g) {
-                                               return contiguous(g.m + 8, g.n + 8, g.k + 8,
-                                                                 layout_of(g) < 2,
-                                                                 layout_of(g) % 2 != 0);
-                                             }}}) {
+  const auto beside = [](const Gemm& g) {
+    return contiguous(g.m + 8, g.n + 8, g.k + 8, layout_of(g) < 2, layout_of(g) % 2 != 0);
+  };
+  std::vector<TunedRecord> records;
+  for (const Gemm& g : problems)
+    records.push_back(record_of(g, true, {{1, row_name(all[0], all[0].tiles[0])}}));
+  const Tuned tuned(all, records);
+  const TunedGpu* const here = tuned.on(kH200, "");
+  const struct {
+    const char* what;
+    bool at;
+    const TunedGpu* gpu;
+  } cases[] = {
+      {"at", true, nullptr}, {"off", false, nullptr}, {"at", true, here}, {"off", false, here}};
+  for (const auto& [what, at, gpu] : cases) {
     std::vector<Gemm> asked;
-    for (const Gemm& g : problems) asked.push_back(g_of(g));
+    for (const Gemm& g : problems) asked.push_back(at ? g : beside(g));
     const auto begin = std::chrono::steady_clock::now();
     constexpr int kTurns = 50;
     size_t rows = 0;
     for (int turn = 0; turn < kTurns; ++turn)
-      for (const Gemm& g : asked) rows += static_cast<size_t>(selector.pick(g, kH200, true).row);
+      for (const Gemm& g : asked)
+        rows += static_cast<size_t>(selector.pick(g, kH200, true, kAnyWorkspace, gpu).row);
     const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
-    std::printf("select: %.0f ns a choice among %zu rows %s %zu measured problems (%zu)\n",
+    std::printf("select: %.0f ns a choice among %zu rows %s %zu %s problems (%zu)\n",
                 took.count() / static_cast<double>(kTurns * asked.size()), table.rows.size(), what,
-                problems.size(), rows);
+                problems.size(), gpu ? "tuned" : "measured", rows);
   }
+  Recent recent;
+  const auto begin = std::chrono::steady_clock::now();
+  constexpr int kTurns = 10000;
+  size_t rows = 0;
+  for (int turn = 0; turn < kTurns; ++turn)
+    for (size_t i = 0; i < 16; ++i)
+      rows += static_cast<size_t>(recent
+                                      .pick(problems[i], true, 0, 0,
+                                            [&] { return selector.pick(problems[i], kH200, true); })
+                                      .row);
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+  std::printf("select: %.0f ns a recent choice (%zu)\n", took.count() / (kTurns * 16.0), rows);
 }
 
 // A stage newer than the table, one that the table's winner must give way to, one that refuses.
@@ -336,6 +476,8 @@ void test_select() {
   is_total(stages(Flavour::host), Table{});
   with_measurements();
   with_other_stages();
+  with_tuned_problems();
+  with_recent_choices();
   time_of_a_choice();
 }
 

@@ -449,6 +449,7 @@ int run_all() {
     test_select();
     test_split();
     test_relay();
+    test_tuned_file();
     test_rows();
   }
   test_registry();

@@ -19,6 +19,19 @@ Device cuda_device(int index) {
   return known[index] = {.sm = 10 * major + minor, .sm_count = count};
 }
 
+const std::string& cuda_device_name(int index) {
+  static std::mutex mutex;
+  static std::map<int, std::string> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = known.find(index);
+  if (found == known.end()) {
+    cudaDeviceProp its;
+    simt::check(cudaGetDeviceProperties(&its, index), "device");
+    found = known.emplace(index, its.name).first;
+  }
+  return found->second;  // a map's values stay where they are
+}
+
 void cuda_check_launch(const char* what) { simt::check(cudaGetLastError(), what); }
 
 }  // namespace xgemm
