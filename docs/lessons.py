@@ -18,6 +18,7 @@ PREDECESSOR = {
     "wgmma_narrow": "wgmma_bf16x6",
     "split_k": "cp_async_pipelined",
     "gemv": "few_rows",
+    "outer": "block_tile_1d",
 }
 
 # Headers that hold a stage's kernel, and belong to its code.
@@ -30,7 +31,7 @@ HEADERS = {
     "few_rows": ("few_rows.h",),
     "wgmma_narrow": ("narrow_gemm.h", "register_split.h", "shares.h"),
     "split_k": ("pipelined.h", "chain_sums.h"),
-    "gemv": ("gemv.h", "chain_sums.h"),
+    "gemv": ("gemv.h", "gemv_plan.h", "chain_sums.h"),
 }
 
 LESSONS = {
@@ -231,10 +232,29 @@ A matrix-vector product reads each element of the matrix once and multiplies it 
 has nothing to share, and whoever reads at the speed of memory has won. Warps work on their own
 here, without a barrier of the block, each on its columns' share of K.
 
-Where columns lie side by side, a lane takes four of them and asks for sixteen rows at a time, past
-shared memory. Where they lie along k, neighbouring lanes would have to read places far apart; so a
-warp copies 32 columns by 32 k with cp.async, eight lanes side by side along a column, and each lane
-then reads its own column back, 16 bytes at a time. Rows of the slice are 36 floats apart: eight
-lanes that read at once meet 32 different banks. Three slices are on their way while one is
-multiplied. The chains are split_k's: same lengths, same order, same bits.""",
+Where columns lie side by side, a lane takes one of them or four and asks for 32 or 64 rows at a
+time, past shared memory; of A each lane has every 32nd element and tells the others. Where columns
+lie along k, neighbouring lanes would have to read places far apart; so a warp copies 32 columns by
+32 k with cp.async, eight lanes side by side along a column, and each lane then reads its own column
+back, 16 bytes at a time. The order of those 16 bytes is another in each of 8 rows, so that eight
+lanes that read at once meet 32 different banks. Slices are on their way while one is multiplied.
+
+The chains are split_k's: same lengths, same order, same bits. The blocks that have an element's
+chains are a cluster, read each other's shared memory and add the chains up in order, in the same
+launch; only where there are more chains than warps in a cluster do they go through a workspace.
+
+Sums of several chains may overflow elsewhere than a single chain does. For `precision="fp32"`,
+which promises infinity just where the chain has it, each chain also keeps the largest magnitudes it
+has met. Where their product, times K, might be out of range, the chain leaves NaN, and whoever adds
+up makes that element again as one chain. That costs nothing: the memory is what is waited for.""",
+    "outer": """\
+With a K of 1 a product is an outer product: each element is one multiplication, and all there is to
+do is to write D. The gradient of a weight for one row of data is just that, and the tiled stages
+write it at half the speed of memory. They load, wait, multiply, and store at the end of a block,
+with two or three blocks to a multiprocessor; and each of their stores goes through an epilogue that
+asks, for each row, whether there is a C, an activation, an edge.
+
+Here blocks are small and many, B's few rows stay in a thread's registers, a block's slice of A is
+read once, and the epilogue asks its questions once for all of a thread's rows. What then remains is
+four multiplications and a 16-byte store. With a K of 1 it is as quick as filling D with zeros.""",
 }
