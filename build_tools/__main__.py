@@ -48,6 +48,7 @@ def run_native(names: list[str]) -> int:
     with library.lock(plan):
         library.write(plan)
         for name in names:
+            native.build(plan, name)
             done = native.run(plan, name)
             verdict = "FAILED" if done.returncode else "ok"
             print(f"--- {name}: {verdict}\n{done.stdout}", end="", flush=True)

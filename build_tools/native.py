@@ -66,11 +66,15 @@ def write(
         file.phony(f"native-{name}", [out])
 
 
+def build(plan: Plan, name: str) -> None:
+    """Builds one program."""
+    ninja_file.run(plan.root, plan.ninja_file, [f"native-{name}"], plan.settings.jobs)
+
+
 def run(
     plan: Plan, name: str, arguments: Sequence[str] = (), timeout: float = 1800
 ) -> subprocess.CompletedProcess[str]:
-    """Builds one program and runs it; its output is captured."""
-    ninja_file.run(plan.root, plan.ninja_file, [f"native-{name}"], plan.settings.jobs)
+    """Runs one program that has been built; its output is captured."""
     command = [str(plan.root / program(plan.build_dir, name)), *arguments]
     if name == "tsan":
         # Its shadow memory has a fixed place, which some kernels' address randomization takes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 # The choices are this build's, not those that somebody has tuned here.
@@ -18,21 +19,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # Files of many minutes: a worker takes them first, so that all end together ...
 _LONG = ("test_native.py", "test_simt.py", "test_parts.py")
-# ... and of these a test function at a time, of others the file, for the sake of what tests share.
-_DEALT = ("test_simt.py", "test_parts.py")
-_TOGETHER = {
-    # Both need what comes to all sites, a minute's work.
-    "test_all_sites_of_all_stages_are_run": "test_every_site_of_a_shared_kernel_is_needed",
-    # Two builds of this tree would wait for each other.
-    "test_wheel": "test_native.py",
-}
+# ... and of these a test function at a time, or a program; of others the file, for the sake of what
+# their tests share. These two need what comes to all sites, a minute's work.
+_TOGETHER = {"test_all_sites_of_all_stages_are_run": "test_every_site_of_a_shared_kernel_is_needed"}
 
 
 def _share(nodeid: str) -> str:
     """What a worker takes a test with."""
     path, _, test = nodeid.partition("::")
-    file, function = os.path.basename(path), test.partition("[")[0]
-    return _TOGETHER.get(function, function if file in _DEALT else file)
+    function, _, parameters = test.partition("[")
+    file = os.path.basename(path)
+    if file == "test_native.py":
+        return f"{file} {re.match('[a-z]*', parameters)[0]}"
+    return _TOGETHER.get(function, function) if file in _LONG else file
 
 
 @pytest.hookimpl(optionalhook=True)

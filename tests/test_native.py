@@ -1,5 +1,6 @@
 """The kernels as C++ programs without Python: plain, under ASan with UBSan, and under TSan."""
 
+import functools
 import json
 import platform
 import shutil
@@ -16,12 +17,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def plan():
+@functools.cache
+def built(name):
+    """The plan by which a program has been built."""
     plan = library.make_plan(settings.read())
     with library.lock(plan):
         library.write(plan)
-        yield plan
+        native.build(plan, name)
+    return plan
 
 
 def test_there_is_a_program():
@@ -29,8 +32,8 @@ def test_there_is_a_program():
 
 
 @pytest.mark.parametrize("name", native.SANITIZERS)
-def test_program(plan, name):
-    done = native.run(plan, name)
+def test_program(name):
+    done = native.run(built(name), name)
     assert done.returncode == 0, done.stdout[-8000:]
     assert "ThreadSanitizer" not in done.stdout and "ERROR: AddressSanitizer" not in done.stdout
     assert "runtime error" not in done.stdout
@@ -76,8 +79,8 @@ PROBES = {
 
 
 @pytest.mark.parametrize("name, fault", [(n, f) for n, faults in PROBES.items() for f in faults])
-def test_the_sanitizers_see_planted_faults(plan, name, fault):
-    done = native.run(plan, name, ["probe", fault])
+def test_the_sanitizers_see_planted_faults(name, fault):
+    done = native.run(built(name), name, ["probe", fault])
     end = PROBES[name][fault]
     assert (done.returncode != 0) == bool(end), done.stdout[-4000:]
     assert end in done.stdout and (end or not done.stdout), done.stdout[-4000:]
