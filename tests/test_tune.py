@@ -562,3 +562,22 @@ def test_a_small_problem_is_tuned_and_taken(file, capsys):
             want = xgemm_torch.sgemm(a, b, trans_b=True, kernel=found.kernel)
         got = xgemm_torch.sgemm(a, b, trans_b=True, precision=precision)
         assert torch.equal(got, want)
+
+
+@pytest.mark.gpu
+def test_the_operator_itself_reads_the_file(file):
+    """It needs no Python on the way: not to read, nor to warn from a thread without its lock."""
+    file.parent.mkdir()
+    file.write_text("else")
+    code = (
+        "import warnings, torch, xgemm_torch\n"
+        "a = torch.randn(64, 64, device='cuda')\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    for _ in range(3):\n"
+        "        torch.ops.xgemm.sgemm(a, a)\n"
+        "print(*[str(w.message) for w in seen if 'xgemm' in str(w.message)], sep='\\n')\n"
+    )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    (warned,) = in_a_process(code, XGEMM_TUNE_CACHE=str(file), CUDA_VISIBLE_DEVICES=visible)
+    assert f"{file}, line 1: not a file of tuned problems" in warned

@@ -21,7 +21,10 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0 well, 1 a check failed, 2 a wrong argument)."""
+    """Run one command; returns the exit code: 0 well, 1 a check failed, 2 a wrong argument.
+
+    ``tune`` has two more: 3, its time was up; 130, it was interrupted.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
         prog="python -m xgemm_torch", description="FP32 matrix products for PyTorch."

@@ -2,7 +2,8 @@
 
 ``python -m xgemm_torch tune`` writes it. ``auto`` reads the one at `path` when it is first asked
 to choose for a CUDA tensor, and at exactly those problems takes what was fastest there; `load` and
-`clear` change that at any time, from any thread.
+`clear` change that at any time, from any thread. Rows that are gone, that cannot run, or that would
+break the precision's promise are passed over: the bits of "ieee" are the same with any file.
 """
 
 from __future__ import annotations

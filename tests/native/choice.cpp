@@ -317,7 +317,8 @@ void with_tuned_problems() {
 void with_recent_choices() {
   const std::vector<Stage> all = invented_stages();
   const std::vector<Gemm> problems = suite();
-  const Selector selector(all, invented_table(all, problems));
+  const Table table = invented_table(all, problems);
+  const Selector selector(all, table);
   Recent recent;
   int anew = 0;
   const auto pick = [&](const Gemm& g, bool strict = true, int64_t first = 0, int64_t second = 0) {
