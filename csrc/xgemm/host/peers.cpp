@@ -27,8 +27,8 @@ float load_from_block(const float* smem, unsigned rank, Site at) {
     fail("out of bounds: " + thread_name(b.self) + " at " + place(at) +
          " reads a block of the cluster that has exited");
   record({.what = access(true, false), .bytes = sizeof(float), .pc = pc, .p = p});
+  const Clocks& clocks = use_clocks();
   note_peer_read(from, p, pc);
-  Clocks& clocks = use_clocks();
   from.read_by_others.resize(clocks.known.size());
   if (&from != &b) from.read_by_others[b.agent(b.self)] = clocks.now;
   from.read_at = at;

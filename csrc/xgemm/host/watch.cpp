@@ -348,7 +348,7 @@ void note_peer_read(Block& of, const char* p, const void* pc) {
   c.read_phase = of.phase;
   c.read_warp = kMany;
   c.read_pc = pc;
-  note_time_of_read(of, c, ~0u >> (32 - of.warp_count()));
+  note_time_of_read(of, c, ~0u >> (32 - of.warp_count()), 0);
 }
 
 void note_landed(Block& to, const char* p, size_t bytes) {
