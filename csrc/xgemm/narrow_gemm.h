@@ -22,6 +22,11 @@ constexpr int kNarrowRegisters = 208, kSplitterRegisters = 88;
 // Slices in parts; and those on their way from gmem, of columns and of rows.
 constexpr int kNarrowBuffers = 4, kColumnsAhead = 6, kRowsAhead = 4;
 
+// Whether columns come in registers, two slices at a time. With many rows wgmma itself reads shared
+// memory half of the time; with few, more must be on its way than registers hold.
+template <int BM>
+constexpr bool kInRegisters = BM >= 64;
+
 // A block's shared memory. D's rows go in parts from the threads that split them to those that
 // multiply.
 template <int BM, bool kA, bool kB>
@@ -29,7 +34,7 @@ struct NarrowRing {
   using Rows = SharedParts<kSplitters, BM, kA>;
   using Columns = RegisterParts<kShareThreads, kB>;
   typename Rows::Slice slices[kNarrowBuffers];
-  typename Columns::Raw columns[kColumnsAhead];
+  typename Columns::Raw columns[kInRegisters<BM> ? 1 : kColumnsAhead];
   typename Rows::Raw rows[kRowsAhead];
   Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];
 
@@ -108,10 +113,15 @@ __device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Re
   constexpr int kSums = kNarrowSums<BM>;
   const int count = slices_between(k0, k1);
   RegisterParts<kShareThreads, kB> columns(g.b.transposed(), o.j, g.n, k0, k1);
+  if constexpr (kInRegisters<BM>) {
+    columns.load(0);
+    if (count > 1) columns.load(1);
+  } else {
 #pragma unroll 1
-  for (int s = 0; s < kColumnsAhead; ++s) {
-    if (s < count) columns.copy(ring.columns[s]);
-    cp_async_commit();
+    for (int s = 0; s < kColumnsAhead; ++s) {
+      if (s < count) columns.copy(ring.columns[s]);
+      cp_async_commit();
+    }
   }
   float main[kSums], rest[kSums];
   RingPlace<kNarrowBuffers> at;
@@ -140,26 +150,33 @@ __device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Re
       for (int e = 0; e < kSums; ++e) sum[e] += rest[e];
     }
   };
-  const auto split = [&](auto number, int group) {
-    columns.split(number(), group, ring.columns[next.stage], reach);
+  const auto come = [&] {
+    if constexpr (!kInRegisters<BM>) cp_async_wait<kColumnsAhead - 1>();
   };
-  const auto come = [&] { cp_async_wait<kColumnsAhead - 1>(); };
-  const auto go = [&](int s) {
-    if (s + kColumnsAhead < count) columns.copy(ring.columns[next.stage]);
-    cp_async_commit();
-    next.advance();
+  const auto split = [&](auto number, int group) {
+    if constexpr (kInRegisters<BM>) columns.split(number(), group, reach);
+    else columns.split(number(), group, ring.columns[next.stage], reach);
+  };
+  const auto go = [&](auto number, int s) {
+    if constexpr (kInRegisters<BM>) {
+      if (s + 2 < count) columns.load(number());
+    } else {
+      if (s + kColumnsAhead < count) columns.copy(ring.columns[next.stage]);
+      cp_async_commit();
+      next.advance();
+    }
   };
   const auto step = [&](auto number, int s) {
     const std::integral_constant<int, 1 - number()> other;
     begin(number, s);
     come(), split(other, 0);
     end(number, s);
-    split(other, 1), go(s + 1);
+    split(other, 1), go(other, s + 1);
     add(s);
   };
   const std::integral_constant<int, 0> even;
   const std::integral_constant<int, 1> odd;
-  come(), split(even, 0), split(even, 1), go(0);
+  come(), split(even, 0), split(even, 1), go(even, 0);
 #pragma unroll 1
   for (int s = 0;; s += 2) {
     if (s + 1 == count) {

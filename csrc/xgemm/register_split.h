@@ -87,6 +87,16 @@ struct Walk {
     --whole;
   }
 
+  // gmem -> registers, then on to the next slice: for whole slices in vectors, too.
+  __device__ __forceinline__ void load(float (&x)[kRows][kDepth]) {
+    if (whole > 0) [[likely]]
+      load_whole(x);
+    else load_edge(x, left < kSliceK ? static_cast<int>(left) - k : kSliceK);
+    p += kSliceK * step;
+    left -= kSliceK;
+    --whole;
+  }
+
   // Run `run` of a slice.
   __device__ static __forceinline__ void take(float (&x)[kRows][kRun], const Raw& raw, int thread,
                                               int run) {
@@ -121,6 +131,42 @@ struct Walk {
       const int i = kAlongK ? e / kDepth : e % kRows, j = kAlongK ? e % kDepth : e / kRows;
       cp_async_some<4>(to + (e / kWidth * (kThreads * kWidth) + e % kWidth),
                        p + i * row + at(j) * step, i < rows && at(j) < real ? 4 : 0);
+    }
+  }
+
+  __device__ __forceinline__ void load_edge(float (&x)[kRows][kDepth], int real) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float* from = p + i * row;
+#pragma unroll
+      for (int j = 0; j < kDepth; ++j) {
+        x[i][j] = i < rows && at(j) < real ? *from : 0.f;
+        from += (j + 1) % kRun ? step : (kStride - kRun + 1) * step;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_whole(float (&x)[kRows][kDepth]) const {
+    if constexpr (kAlongK) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+#pragma unroll
+        for (int j = 0; j < kDepth; j += 4) {
+          if (i < rows) {
+            load4(x[i] + j, p + i * row + at(j));
+          } else {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[i][j + e] = 0.f;
+          }
+        }
+    } else {
+      static_assert(kRows == 2);
+#pragma unroll
+      for (int j = 0; j < kDepth; ++j) {
+        float y[2];
+        load2(y, p + at(j) * step);
+        x[0][j] = y[0], x[1][j] = y[1];
+      }
     }
   }
 
@@ -160,17 +206,30 @@ struct RegisterParts {
 
   __device__ __forceinline__ void copy(Raw& raw) { walk.copy(raw, threadIdx.x); }
 
-  // 16 of k.
+  // 16 of k, from shared memory, or from the registers where a slice has come.
   __device__ __forceinline__ void split(int s, int group, const Raw& raw, Reach& reach) {
     float x[2][4];
     Rows::take(x, raw, threadIdx.x, group);
+    split(parts[s][group], x[0], x[1], reach);
+  }
+  __device__ __forceinline__ void split(int s, int group, Reach& reach) {
+    split(parts[s][group], loaded[s][0] + 4 * group, loaded[s][1] + 4 * group, reach);
+  }
+
+  __device__ __forceinline__ void load(int s) { walk.load(loaded[s]); }
+
+ private:
+  float loaded[2][2][4 * kGroups];
+
+  __device__ static __forceinline__ void split(uint32_t (&parts)[3][4], const float* x,
+                                               const float* y, Reach& reach) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const float* const from = x[r % 2] + r / 2 * 2;
+      const float* const from = (r % 2 ? y : x) + r / 2 * 2;
       uint32_t pair[3];
       split_pair(pair, from[0], from[1], reach);
 #pragma unroll
-      for (int p = 0; p < 3; ++p) parts[s][group][p][r] = pair[p];
+      for (int p = 0; p < 3; ++p) parts[p][r] = pair[p];
     }
   }
 };

@@ -38,14 +38,15 @@ XGEMM_HD Origin origin_of(const ShareJob& job, unsigned tile, int BM) {
 
 // How many shares of so many slices: those for which a large GPU is done first, a block a
 // multiprocessor; clusters leave some of those places empty. A block is worth some slices more
-// than its own; shares that are no cluster cost a launch, and their addition. Fits what was
-// measured of narrow products (H200, 2026-11-22).
+// than its own. The blocks of a cluster add up what they have themselves, each its part of the
+// tile; others leave that to a launch more. Fits what was measured of narrow products (H200,
+// 2026-11-22).
 struct Shares {
   int64_t count = 1;
   bool cluster = true;
 };
 inline Shares shares_of(int64_t tiles, int64_t slices) {
-  constexpr int64_t kSms = 132, kBlock = 6, kLaunch = 3, kAdds = 8;
+  constexpr int64_t kSms = 132, kOfClusters = 112, kBlock = 3, kLaunch = 1, kAdds = 8;
   Shares best;
   int64_t least = INT64_MAX;
   const auto consider = [&](Shares s, int64_t room, int64_t more) {
@@ -53,7 +54,8 @@ inline Shares shares_of(int64_t tiles, int64_t slices) {
         ceil_div(tiles * s.count, room) * (ceil_div(slices, s.count) + kBlock) + more;
     if (s.count >= 1 && s.count <= slices && cost < least) best = s, least = cost;
   };
-  for (int64_t s = 1; s <= kClusterShares; ++s) consider({s, true}, s <= 2 ? kSms : 112, 0);
+  for (int64_t s = 1; s <= kClusterShares; ++s)
+    consider({s, true}, s <= 2 ? kSms : kOfClusters, kAdds / s);
   const auto apart = [&](int64_t s) { consider({s, false}, kSms, kLaunch + s / kAdds); };
   for (int64_t s = 2; s <= kClusterShares; ++s) apart(s);
   for (int64_t s = 2 * kClusterShares; s <= slices / 2 && s <= 256; s *= 2)
