@@ -238,7 +238,7 @@ def counts_section(stage: Stage, before: Stage | None, known: dict[str, Any]) ->
             "Not counted: what lies as its slices do comes by TMA, and no thread asks for that."
             if stage.strict
             else "Not counted: wgmma reads the parts, and no thread asks for that."
-            if not stage.tiles[0].producers
+            if not stage.tiles[0].by_tma
             else "Not counted: TMA moves the parts and wgmma reads them, and no thread asks for "
             "either. What threads ask for beside them is what the split of the operands needs."
         )

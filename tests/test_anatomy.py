@@ -48,7 +48,7 @@ def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layou
 def test_nothing_is_shown_of_what_tma_brings(stage):
     drawn = schedule(stage)
     assert not any(map(len, (drawn.loads, drawn.copies, drawn.stores, drawn.reads)))
-    assert ("TMA" in drawn.caption()) == bool(STAGES[stage].tiles[0].producers)
+    assert ("TMA" in drawn.caption()) == STAGES[stage].tiles[0].by_tma
     assert not counts.of(stage)["counted"] and set(counts.cells(counts.of(stage))) == {"-"}
 
 
@@ -253,7 +253,7 @@ def test_digest_is_of_the_schedule():
 def test_pictures_are_small_and_say_what_they_show(stage, tmp_path):
     drawn = schedule(stage)
     names = [name for name, _ in pictures.available(drawn)]
-    more = ["parts", *["ring"] * bool(STAGES[stage].tiles[0].producers)] * bool(drawn.parts)
+    more = ["parts", *["ring"] * STAGES[stage].tiles[0].by_tma] * bool(drawn.parts)
     assert names == [*more, *(["tile", "banks", "timeline"] if drawn.staged else ["tile"])]
     for name in names:
         file = tmp_path / f"{name}.svg"

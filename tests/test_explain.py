@@ -109,8 +109,9 @@ def test_scheme_and_workspace(name, batch):
         # 60 rows are one tile's columns, D being turned; every slice of K is a share.
         stage = next(s for s in xgemm_torch.stages() if s.name == name)
         rooms = [
-            4 * batch * -(-50 // t.BM) * -(-70 // t.BK) * (t.BM * t.BN + t.threads // 32)
+            4 * batch * -(-50 // t.BM) * -(-70 // t.BK) * (t.BM * t.BN + warps)
             for t in stage.tiles
+            for warps in [(t.threads + t.producers) // 32]
         ]
         assert any(room <= found.workspace <= room + 2 * 1024 for room in rooms)
         return

@@ -16,7 +16,7 @@ from xgemm_torch import _C, accuracy, simt
 
 # Those of wgmma_gemm.h, whose grids are persistent.
 STAGES = {
-    s.name: s for s in xgemm_torch.stages() if not s.strict and any(t.producers for t in s.tiles)
+    s.name: s for s in xgemm_torch.stages() if not s.strict and any(t.by_tma for t in s.tiles)
 }
 ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]
 # (M, N, K): a tile or two for three clusters; tiles for whole rounds and a part of one.

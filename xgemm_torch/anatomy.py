@@ -154,7 +154,7 @@ class Anatomy:
         )
         if self.staged:
             text += f", a slice is {self.depth} deep"
-        elif self.tile.producers:
+        elif self.tile.by_tma:
             text += "; its operands come by TMA, of which a trace knows nothing"
         elif not self.named:
             text += "; it stores other words to shared memory than it loads, which are not shown"

@@ -44,7 +44,7 @@ def available(drawn: Anatomy) -> list[tuple[str, str]]:
     if not drawn.parts:
         return []
     # The ring is wgmma_gemm.h's, which has threads that only fetch.
-    names = [PARTS, RING] if drawn.tile.producers else [PARTS]
+    names = [PARTS, RING] if drawn.tile.by_tma else [PARTS]
     return [(name, TITLES[name].format(parts=drawn.parts)) for name in names]
 
 

@@ -22,7 +22,7 @@ class Tile:
         width: floats that one access to global memory moves.
         buffers: slices of the operands in shared memory at once; 0 where there are none.
         min_blocks: blocks that must fit on a multiprocessor (the kernel's launch bound).
-        producers: threads of a block that hold none, and fetch.
+        producers: threads of a block that hold none, and fetch; see also `by_tma`.
         cluster: blocks that share what they fetch of the second operand; 1 where each has its own.
         group: rows of tiles that are walked together, to stay in the L2 cache.
         element_bytes: of an operand's element as it is multiplied, all its parts.
@@ -48,6 +48,11 @@ class Tile:
     element_bytes: int
     smem: int
     rate: float
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether the producers do nothing but fetch, by TMA: others split what they fetch."""
+        return self.producers > 0 and self.width > 1
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Tile:

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "xgemm/register_split.h"
+#include "xgemm/ring.h"
 #include "xgemm/shares.h"
 
 namespace xgemm {
@@ -16,56 +17,132 @@ constexpr int kNarrowSegment = kNarrowScheme.segment / kSliceK;
 // A thread's, of a tile with BM rows.
 template <int BM>
 constexpr int kNarrowSums = BM * kLong / kShareThreads;
-// D's rows of a slice, in parts.
-template <int BM>
-using NarrowSlice = typename SharedParts<kShareThreads, BM, false>::Slice;
+// Registers of a thread that multiplies, and of one that splits D's rows.
+constexpr int kNarrowRegisters = 208, kSplitterRegisters = 88;
+// Slices in parts; and those on their way from gmem, of columns and of rows.
+constexpr int kNarrowBuffers = 4, kColumnsAhead = 6, kRowsAhead = 4;
 
-// The products of a slice: main = those of the first parts, rest += the others, smallest first.
-template <int BM, int kSums, class Columns>
-__device__ __forceinline__ void multiply_slice(float (&main)[kSums], float (&rest)[kSums],
-                                               const Columns& columns, uint64_t rows,
-                                               bool accumulate) {
-  constexpr Scheme S = kNarrowScheme;
-  constexpr uint64_t kNext = BM * kSliceK * 2 >> 4;
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < Columns::kGroups; ++k)
-    wgmma<S.type>(main, columns.parts[k][0], rows + k * kDescriptorK16, k > 0);
-#pragma unroll
-  for (int order = S.parts - 1; order > 0; --order)
-#pragma unroll
-    for (int part = 0; part <= order; ++part)
-#pragma unroll
-      for (int k = 0; k < Columns::kGroups; ++k)
-        wgmma<S.type>(rest, columns.parts[k][part],
-                      rows + (order - part) * kNext + k * kDescriptorK16,
-                      accumulate || order < S.parts - 1 || part > 0 || k > 0);
-  wgmma_commit();
+// Whether columns come in registers, two slices at a time. With many rows wgmma itself reads shared
+// memory half of the time; with few, more must be on its way than registers hold.
+template <int BM>
+constexpr bool kInRegisters = BM >= 64;
+
+// A block's shared memory. D's rows go in parts from the threads that split them to those that
+// multiply.
+template <int BM, bool kA, bool kB>
+struct NarrowRing {
+  using Rows = SharedParts<kSplitters, BM, kA>;
+  using Columns = RegisterParts<kShareThreads, kB>;
+  typename Rows::Slice slices[kNarrowBuffers];
+  typename Columns::Raw columns[kInRegisters<BM> ? 1 : kColumnsAhead];
+  typename Rows::Raw rows[kRowsAhead];
+  Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];
+
+  // By all threads of the block.
+  __device__ __forceinline__ void init() {
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < kNarrowBuffers; ++s) {
+        mbarrier_init(&full[s], kSplitters);
+        mbarrier_init(&empty[s], kShareThreads / 128);
+      }
+      fence_barrier_init();
+    }
+    __syncthreads();
+  }
+};
+
+// How many slices a share has: one at least, of zeros where there is no k.
+__device__ __forceinline__ int slices_between(int64_t k0, int64_t k1) {
+  return k1 > k0 ? static_cast<int>((k1 - k0 + kSliceK - 1) / kSliceK) : 1;
 }
 
-// sum = the products of k0 to k1 for the tile at `o`. Two slices are under way in registers.
+// D's rows from k0 to k1 into the ring.
+template <int BM, bool kA, bool kB>
+__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, Reach& reach,
+                                           const Gemm& g, const Origin& o, int64_t k0, int64_t k1) {
+  const int count = slices_between(k0, k1);
+  SharedParts<kSplitters, BM, kA> rows(g.a, o.i, g.m, k0, k1);
+#pragma unroll 1
+  for (int s = 0; s < kRowsAhead; ++s) {
+    if (s < count) rows.copy(ring.rows[s]);
+    cp_async_commit();
+  }
+  RingPlace<kNarrowBuffers> at;
+  RingPlace<kRowsAhead> next;
+#pragma unroll 1
+  for (int s = 0; s < count; ++s, at.advance(), next.advance()) {
+    cp_async_wait<kRowsAhead - 1>();
+    mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
+    rows.split(ring.slices[at.stage], ring.rows[next.stage], reach);
+    fence_for_wgmma();
+    mbarrier_arrive(&ring.full[at.stage]);
+    if (s + kRowsAhead < count) rows.copy(ring.rows[next.stage]);
+    cp_async_commit();
+  }
+}
+
+// The products of a slice: main = those of the first parts, rest += the others, smallest first.
+// Half of them, of which 12 are.
+template <int BM, int kHalf, int kSums>
+__device__ __forceinline__ void multiply_half(float (&main)[kSums], float (&rest)[kSums],
+                                              const uint32_t (&columns)[2][3][4], uint64_t rows,
+                                              bool accumulate) {
+  constexpr Scheme S = kNarrowScheme;
+  constexpr uint64_t kNext = BM * kSliceK * 2 >> 4;
+  struct Product {
+    int column, row;  // parts
+  };
+  constexpr Product kProducts[] = {{0, 0}, {0, 2}, {1, 1}, {2, 0}, {0, 1}, {1, 0}};
+#pragma unroll
+  for (int n = kHalf * 3; n < kHalf * 3 + 3; ++n)
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const auto [column, row] = kProducts[n];
+      const uint64_t at = rows + row * kNext + k * kDescriptorK16;
+      if (n == 0) wgmma<S.type>(main, columns[k][column], at, k > 0);
+      else wgmma<S.type>(rest, columns[k][column], at, accumulate || n > 1 || k > 0);
+    }
+}
+
+// sum = the products of k0 to k1 for the tile at `o`. While those of a slice are made, the next is
+// split.
 template <int BM, bool kA, bool kB>
 __device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Reach& reach,
-                                               NarrowSlice<BM> (&slices)[2], const Gemm& g,
+                                               NarrowRing<BM, kA, kB>& ring, const Gemm& g,
                                                const Origin& o, int64_t k0, int64_t k1) {
-  using Rows = SharedParts<kShareThreads, BM, kA>;
   constexpr int kSums = kNarrowSums<BM>;
-  const int count = k1 > k0 ? static_cast<int>((k1 - k0 + kSliceK - 1) / kSliceK) : 1;
-  RegisterParts<kB> columns(g.b.transposed(), o.j, g.n, k0, k1);
-  Rows rows(g.a, o.i, g.m, k0, k1);
+  const int count = slices_between(k0, k1);
+  RegisterParts<kShareThreads, kB> columns(g.b.transposed(), o.j, g.n, k0, k1);
+  if constexpr (kInRegisters<BM>) {
+    columns.load(0);
+    if (count > 1) columns.load(1);
+  } else {
+#pragma unroll 1
+    for (int s = 0; s < kColumnsAhead; ++s) {
+      if (s < count) columns.copy(ring.columns[s]);
+      cp_async_commit();
+    }
+  }
   float main[kSums], rest[kSums];
-  // Multiplies slice s, which is in registers number s % 2, and lets slice s + 2 come there.
-  const auto multiply = [&](auto number, int s) {
-    constexpr int kNumber = number();
-    columns.split(kNumber, reach), rows.store(slices[kNumber], kNumber, reach);
-    if (s + 2 < count) columns.load(kNumber), rows.load(kNumber);
-    fence_for_wgmma();
-    __syncthreads();
-    multiply_slice<BM>(main, rest, columns, wgmma_descriptor<Rows::kRowBytes>(slices[kNumber]),
-                       s % kNarrowSegment != 0);
+  RingPlace<kNarrowBuffers> at;
+  RingPlace<kColumnsAhead> next;
+  const auto here = [&] { return wgmma_descriptor<kSliceK * 2>(ring.slices[at.stage]); };
+  const auto begin = [&](auto number, int s) {
+    mbarrier_wait(&ring.full[at.stage], at.parity);
+    wgmma_fence();
+    multiply_half<BM, 0>(main, rest, columns.parts[number()], here(), s % kNarrowSegment != 0);
+  };
+  const auto end = [&](auto number, int s) {
+    wgmma_fence();
+    multiply_half<BM, 1>(main, rest, columns.parts[number()], here(), s % kNarrowSegment != 0);
+    wgmma_commit();
+  };
+  const auto add = [&](int s) {
     wgmma_wait<0>();
     wgmma_settled(main);
     wgmma_settled(rest);
+    if (threadIdx.x % 128 == 0) mbarrier_arrive(&ring.empty[at.stage]);
+    at.advance();
 #pragma unroll
     for (int e = 0; e < kSums; ++e) sum[e] += main[e];
     if (s + 1 == count || (s + 1) % kNarrowSegment == 0) {
@@ -73,31 +150,67 @@ __device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Re
       for (int e = 0; e < kSums; ++e) sum[e] += rest[e];
     }
   };
-  columns.load(0), rows.load(0);
-  if (count > 1) columns.load(1), rows.load(1);
+  const auto come = [&] {
+    if constexpr (!kInRegisters<BM>) cp_async_wait<kColumnsAhead - 1>();
+  };
+  const auto split = [&](auto number, int group) {
+    if constexpr (kInRegisters<BM>) columns.split(number(), group, reach);
+    else columns.split(number(), group, ring.columns[next.stage], reach);
+  };
+  const auto go = [&](auto number, int s) {
+    if constexpr (kInRegisters<BM>) {
+      if (s + 2 < count) columns.load(number());
+    } else {
+      if (s + kColumnsAhead < count) columns.copy(ring.columns[next.stage]);
+      cp_async_commit();
+      next.advance();
+    }
+  };
+  const auto step = [&](auto number, int s) {
+    const std::integral_constant<int, 1 - number()> other;
+    begin(number, s);
+    come(), split(other, 0);
+    end(number, s);
+    split(other, 1), go(other, s + 1);
+    add(s);
+  };
+  const std::integral_constant<int, 0> even;
+  const std::integral_constant<int, 1> odd;
+  come(), split(even, 0), split(even, 1), go(even, 0);
 #pragma unroll 1
-  for (int s = 0; s < count; s += 2) {
-    multiply(std::integral_constant<int, 0>(), s);
-    if (s + 1 < count) multiply(std::integral_constant<int, 1>(), s + 1);
+  for (int s = 0;; s += 2) {
+    if (s + 1 == count) {
+      begin(even, s), end(even, s), add(s);
+      break;
+    }
+    step(even, s);
+    if (s + 2 == count) {
+      begin(odd, s + 1), end(odd, s + 1), add(s + 1);
+      break;
+    }
+    step(odd, s + 1);
   }
 }
 
-// Leaves a share's sums, and what is strange of its elements, at its place of the workspace.
-template <int BM, bool kB>
-__device__ __forceinline__ void leave_share(const ShareJob& job, int64_t place,
-                                            const float (&sum)[kNarrowSums<BM>],
-                                            const Reach& reach) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  float* const sums =
-      job.sums + place * (BM * kLong) + lane % 4 * 2 * kLong + RegisterParts<kB>::first_row();
+// Leaves a share's sums at its place of the workspace.
+template <int BM>
+__device__ __forceinline__ void leave_sums(const ShareJob& job, int64_t place,
+                                           const float (&sum)[kNarrowSums<BM>]) {
+  float* const sums = job.sums + place * (BM * kLong) + threadIdx.x % 4 * 2 * kLong +
+                      RegisterParts<kShareThreads, false>::first_row();
 #pragma unroll
   for (int e = 0; e < kNarrowSums<BM>; e += 4)
 #pragma unroll
     for (int c = 0; c < 2; ++c) store2(sums + (e / 4 * 8 + c) * kLong, sum[e + c], sum[e + 2 + c]);
+}
+
+// And what is strange of its elements.
+__device__ __forceinline__ void leave_reach(const ShareJob& job, int64_t place,
+                                            const Reach& reach) {
   uint32_t strange = reach.strange();
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) strange |= __shfl_xor_sync(0xffffffffu, strange, step);
-  if (lane == 0) job.strange[place * kShareWarps + warp] = strange;
+  if (threadIdx.x % 32 == 0) job.strange[place * kShareWarps + threadIdx.x / 32] = strange;
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -1,9 +1,9 @@
-// gmem -> registers -> bf16 parts: operands are split on their way to the tensor cores, one into
-// registers and one into shared memory, all 24 bits of an element, whatever its row. What three
-// parts cannot hold is told by Reach.
+// gmem -> smem -> registers -> bf16 parts: operands are split on their way to the tensor cores, one
+// into registers and one into shared memory, all 24 bits of an element, whatever its row. What
+// three parts cannot hold is told by Reach.
 #pragma once
 
-#include "xgemm/copy.h"
+#include "xgemm/ptx.h"
 #include "xgemm/split.h"
 
 namespace xgemm {
@@ -48,15 +48,21 @@ __device__ __forceinline__ void split_pair(uint32_t (&parts)[3], float x0, float
 constexpr int kSliceK = 32;  // of k, a slice
 
 // Slices of an operand as it lies (rows along k): from row l0 of `length` and k0 to k1 on. kL rows
-// a slice, of which a thread has kRows, neighbours, from `first` on, and kDepth of k from `k`.
-// kAlongK: the way in which the operand is contiguous.
-template <int kL, int kRows, int kDepth, bool kAlongK>
+// a slice, of which a thread has kRows, neighbours, from `first` on, and kDepth of k from `k`: of k
+// the j-th in runs of kRun that lie kStride apart. kAlongK: the way in which the operand is
+// contiguous. Each thread copies to shared memory what it reads itself: there, many slices can be
+// on their way.
+template <int kL, int kRows, int kDepth, int kRun, int kStride, bool kAlongK, int kThreads>
 struct Walk {
-  const float* p;    // the thread's first element of the next slice
+  static constexpr int kWidth = kAlongK ? 4 : kRows, kPieces = kRows * kDepth / kWidth;
+  static_assert(!kAlongK || kRun % 4 == 0);
+  using Raw = float[kPieces][kThreads][kWidth];
+
+  const float* p;  // the thread's first element of the next slice
   int64_t row, step;  // from a row, from a k to the next, in floats
-  int64_t left;      // how much of k there is from the next slice on
-  int whole;         // slices from the next one on that have no edge and move in vectors
-  int rows;          // of the operand from the thread's first one on
+  int64_t left;  // how much of k there is from the next slice on
+  int whole;  // slices from the next one on that have no edge and move in vectors
+  int rows;  // of the operand from the thread's first one on
   int k;
 
   __device__ Walk(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t k0,
@@ -70,35 +76,76 @@ struct Walk {
     p = rows_of.ptr(l0 + (rows > 0 ? first : 0), k0 + k);
   }
 
-  // gmem -> registers, then on to the next slice. x[i][j]: row i, and of k the j-th in runs of
-  // kRun that lie kStride apart.
-  template <int kRun, int kStride>
-  __device__ __forceinline__ void load(float (&x)[kRows][kDepth]) {
+  // gmem -> smem, then on to the next slice. To be committed and waited for.
+  __device__ __forceinline__ void copy(Raw& raw, int thread) {
+    const Smem to(raw[0][thread]);
     if (whole > 0) [[likely]]
-      load_whole<kRun, kStride>(x);
-    else load_edge<kRun, kStride>(x, left < kSliceK ? static_cast<int>(left) - k : kSliceK);
+      copy_whole(to);
+    else copy_edge(to, left < kSliceK ? static_cast<int>(left) - k : kSliceK);
     p += kSliceK * step;
     left -= kSliceK;
     --whole;
   }
 
+  // gmem -> registers, then on to the next slice: for whole slices in vectors, too.
+  __device__ __forceinline__ void load(float (&x)[kRows][kDepth]) {
+    if (whole > 0) [[likely]]
+      load_whole(x);
+    else load_edge(x, left < kSliceK ? static_cast<int>(left) - k : kSliceK);
+    p += kSliceK * step;
+    left -= kSliceK;
+    --whole;
+  }
+
+  // Run `run` of a slice.
+  __device__ static __forceinline__ void take(float (&x)[kRows][kRun], const Raw& raw, int thread,
+                                              int run) {
+    if constexpr (kAlongK) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+#pragma unroll
+        for (int j = 0; j < kRun; j += 4)
+          load4(x[i] + j, raw[(i * kDepth + run * kRun + j) / 4][thread]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kRun; ++j) {
+        const float* const from = raw[run * kRun + j][thread];
+        if constexpr (kRows == 2) {
+          float y[2];
+          load2(y, from);
+          x[0][j] = y[0], x[1][j] = y[1];
+        } else {
+          x[0][j] = *from;
+        }
+      }
+    }
+  }
+
  private:
+  static constexpr int at(int j) { return j / kRun * kStride + j % kRun; }
+
   // `real` of k, from the thread's first on, exist.
-  template <int kRun, int kStride>
+  __device__ __forceinline__ void copy_edge(Smem to, int real) const {
+#pragma unroll 4
+    for (int e = 0; e < kRows * kDepth; ++e) {
+      const int i = kAlongK ? e / kDepth : e % kRows, j = kAlongK ? e % kDepth : e / kRows;
+      cp_async_some<4>(to + (e / kWidth * (kThreads * kWidth) + e % kWidth),
+                       p + i * row + at(j) * step, i < rows && at(j) < real ? 4 : 0);
+    }
+  }
+
   __device__ __forceinline__ void load_edge(float (&x)[kRows][kDepth], int real) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const float* from = p + i * row;
 #pragma unroll
       for (int j = 0; j < kDepth; ++j) {
-        const int at = j / kRun * kStride + j % kRun;
-        x[i][j] = i < rows && at < real ? *from : 0.f;
+        x[i][j] = i < rows && at(j) < real ? *from : 0.f;
         from += (j + 1) % kRun ? step : (kStride - kRun + 1) * step;
       }
     }
   }
 
-  template <int kRun, int kStride>
   __device__ __forceinline__ void load_whole(float (&x)[kRows][kDepth]) const {
     if constexpr (kAlongK) {
 #pragma unroll
@@ -106,37 +153,50 @@ struct Walk {
 #pragma unroll
         for (int j = 0; j < kDepth; j += 4) {
           if (i < rows) {
-            load4(x[i] + j, p + i * row + (j / kRun * kStride + j % kRun));
+            load4(x[i] + j, p + i * row + at(j));
           } else {
 #pragma unroll
             for (int e = 0; e < 4; ++e) x[i][j + e] = 0.f;
           }
         }
     } else {
+      static_assert(kRows == 2);
 #pragma unroll
       for (int j = 0; j < kDepth; ++j) {
-        const float* from = p + (j / kRun * kStride + j % kRun) * step;
-        if constexpr (kRows == 2) {
-          float y[2];
-          load2(y, from);
-          x[0][j] = y[0], x[1][j] = y[1];
-        } else {
-          x[0][j] = rows > 0 ? *from : 0.f;
-        }
+        float y[2];
+        load2(y, p + at(j) * step);
+        x[0][j] = y[0], x[1][j] = y[1];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy_whole(Smem to) const {
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c) {
+      const Smem place = to + c * (kThreads * kWidth);
+      if constexpr (kAlongK) {
+        const int i = c / (kDepth / 4), j = c % (kDepth / 4) * 4;
+        cp_async_some<16>(place, p + i * row + at(j), i < rows ? 16 : 0);
+      } else if constexpr (kRows == 2) {
+        cp_async<8>(place, p + at(c) * step);
+      } else {
+        cp_async_some<4>(place, p + at(c) * step, rows > 0 ? 4 : 0);
       }
     }
   }
 };
 
-// wgmma's operand in registers: 64 rows, of which thread t has 16 (t / 32) + 2 (t % 32 / 4) and the
-// next, as rows t % 32 / 4 and 8 more of the instruction's. Of 16 k it has 4 (t % 4) and the three
-// after it; which k stands where does not matter to a product, as long as both operands agree.
-template <bool kAlongK>
+// wgmma's operand in registers: 64 rows a warpgroup, of which thread t has 16 (t / 32) +
+// 2 (t % 32 / 4) and the next, as rows t % 32 / 4 and 8 more of the instruction's. Of 16 k it has
+// 4 (t % 4) and the three after it; which k stands where does not matter to a product, as long as
+// both operands agree. Two slices are there: one is multiplied while the next is split.
+template <int kThreads, bool kAlongK>
 struct RegisterParts {
   static constexpr int kGroups = kSliceK / 16;
-  Walk<64, 2, 4 * kGroups, kAlongK> walk;
-  float x[2][2][4 * kGroups];  // of two slices
-  uint32_t parts[kGroups][3][4];
+  using Rows = Walk<kThreads / 2, 2, 4 * kGroups, 4, 16, kAlongK, kThreads>;
+  using Raw = typename Rows::Raw;
+  Rows walk;
+  uint32_t parts[2][kGroups][3][4];
 
   __device__ static int first_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
 
@@ -144,26 +204,39 @@ struct RegisterParts {
                            int64_t k1)
       : walk(rows_of, l0, length, k0, k1, first_row(), static_cast<int>(threadIdx.x) % 4 * 4) {}
 
-  // Slice s into x[s % 2].
-  __device__ __forceinline__ void load(int s) { walk.template load<4, 16>(x[s % 2]); }
+  __device__ __forceinline__ void copy(Raw& raw) { walk.copy(raw, threadIdx.x); }
 
-  __device__ __forceinline__ void split(int s, Reach& reach) {
+  // 16 of k, from shared memory, or from the registers where a slice has come.
+  __device__ __forceinline__ void split(int s, int group, const Raw& raw, Reach& reach) {
+    float x[2][4];
+    Rows::take(x, raw, threadIdx.x, group);
+    split(parts[s][group], x[0], x[1], reach);
+  }
+  __device__ __forceinline__ void split(int s, int group, Reach& reach) {
+    split(parts[s][group], loaded[s][0] + 4 * group, loaded[s][1] + 4 * group, reach);
+  }
+
+  __device__ __forceinline__ void load(int s) { walk.load(loaded[s]); }
+
+ private:
+  float loaded[2][2][4 * kGroups];
+
+  __device__ static __forceinline__ void split(uint32_t (&parts)[3][4], const float* x,
+                                               const float* y, Reach& reach) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g)
+    for (int r = 0; r < 4; ++r) {
+      const float* const from = (r % 2 ? y : x) + r / 2 * 2;
+      uint32_t pair[3];
+      split_pair(pair, from[0], from[1], reach);
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        uint32_t pair[3];
-        split_pair(pair, x[s % 2][r % 2][4 * g + r / 2 * 2], x[s % 2][r % 2][4 * g + r / 2 * 2 + 1],
-                   reach);
-#pragma unroll
-        for (int p = 0; p < 3; ++p) parts[g][p][r] = pair[p];
-      }
+      for (int p = 0; p < 3; ++p) parts[p][r] = pair[p];
+    }
   }
 };
 
 // The other one in shared memory, L rows: part after part, rows of kSliceK, swizzled as wgmma wants
 // them. Of each 16 k the first 8 places are k 0, 1, 4, 5, 8, 9, 12, 13, which is RegisterParts'
-// order. A thread has kRows rows by 8 k, as far as they go round.
+// order. Of each kThreads threads one has kRows rows by 8 k, as far as they go round.
 template <int kThreads, int L, bool kAlongK>
 struct SharedParts {
   static constexpr int kChunks = kSliceK / 8;
@@ -171,33 +244,35 @@ struct SharedParts {
   static constexpr int kLines = L / kRows, kRowBytes = kSliceK * 2;
   static_assert(kLines * kChunks <= kThreads && kRows <= 2);
   using Slice = char[3][L * kRowBytes];
+  using Rows = Walk<L, kRows, 8, 8, 8, kAlongK, kThreads>;
+  using Raw = typename Rows::Raw;
+  Rows walk;
 
-  Walk<L, kRows, 8, kAlongK> walk;
-  float x[2][kRows][8];  // of two slices
-
-  __device__ static int line() { return kAlongK ? threadIdx.x / kChunks : threadIdx.x % kLines; }
-  __device__ static int chunk() { return kAlongK ? threadIdx.x % kChunks : threadIdx.x / kLines; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+  __device__ static int line() { return kAlongK ? thread() / kChunks : thread() % kLines; }
+  __device__ static int chunk() { return kAlongK ? thread() % kChunks : thread() / kLines; }
   // Whether the thread has any of it.
   __device__ static bool mine() {
-    return kLines * kChunks == kThreads || static_cast<int>(threadIdx.x) < kLines * kChunks;
+    return kLines * kChunks == kThreads || thread() < kLines * kChunks;
   }
 
   __device__ SharedParts(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t k0,
                          int64_t k1)
       : walk(rows_of, l0, length, k0, k1, mine() ? line() * kRows : L, mine() ? chunk() * 8 : 0) {}
 
-  __device__ __forceinline__ void load(int s) {
-    if (mine()) walk.template load<8, 8>(x[s % 2]);
+  __device__ __forceinline__ void copy(Raw& raw) {
+    if (mine()) walk.copy(raw, thread());
   }
 
-  __device__ __forceinline__ void store(Slice& slice, int s, Reach& reach) const {
+  __device__ __forceinline__ void split(Slice& slice, const Raw& raw, Reach& reach) const {
     if (!mine()) return;
+    float x[kRows][8];
+    Rows::take(x, raw, thread(), 0);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       uint32_t pairs[4][3];
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        split_pair(pairs[e], x[s % 2][i][2 * e], x[s % 2][i][2 * e + 1], reach);
+      for (int e = 0; e < 4; ++e) split_pair(pairs[e], x[i][2 * e], x[i][2 * e + 1], reach);
       const int r = line() * kRows + i, place = chunk() & ~1, half = chunk() % 2 * 8;
 #pragma unroll
       for (int p = 0; p < 3; ++p)

@@ -12,8 +12,9 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-constexpr int kShareThreads = 128, kShareWarps = kShareThreads / 32;
-constexpr int kLong = 64;  // rows of a tile along the longer side of D
+constexpr int kShareThreads = 256;  // of a block, that have its results; others split D's rows
+constexpr int kSplitters = 128, kShareWarps = (kShareThreads + kSplitters) / 32;
+constexpr int kLong = 128;  // rows of a tile along the longer side of D
 // Shares whose blocks make a cluster and add up what they have themselves; more take a launch more.
 constexpr int64_t kClusterShares = 8;
 
@@ -22,6 +23,7 @@ struct ShareJob {
   Gemm g;
   int64_t tiles_m = 1, tiles = 1;
   int64_t shares = 1, share = 0;  // of k
+  bool cluster = false;  // the blocks of a tile are one
   float* sums = nullptr;  // [matrix][tile][share][row][column]
   uint32_t* strange = nullptr;  // [matrix][tile][share][warp]: see Reach
 
@@ -34,22 +36,31 @@ XGEMM_HD Origin origin_of(const ShareJob& job, unsigned tile, int BM) {
   return {static_cast<int64_t>(tile % tiles_m) * BM, static_cast<int64_t>(tile / tiles_m) * kLong};
 }
 
-// How many shares of so many slices: those for which a large GPU is done first, `at_once` blocks a
-// multiprocessor working side by side; clusters leave a quarter of those places empty. A block is
-// worth some slices more than its own; more shares than a cluster has cost a launch, and their
-// addition. Fits what was measured of narrow products (H200, 2026-11-22).
-inline int64_t shares_of(int64_t tiles, int64_t slices, int at_once) {
-  constexpr int64_t kSms = 132, kBlock = 5, kLaunch = 3, kAdds = 8;
-  int64_t best = 1, least = INT64_MAX;
-  const auto consider = [&](int64_t s, int64_t room, int64_t more) {
-    const int64_t cost = ceil_div(tiles * s, room) * (ceil_div(slices, s) + kBlock) + more;
-    if (s <= slices && cost < least) best = s, least = cost;
+// How many shares of so many slices: those for which a large GPU is done first, a block a
+// multiprocessor; clusters leave some of those places empty. A block is worth some slices more
+// than its own. The blocks of a cluster add up what they have themselves, each its part of the
+// tile; others leave that to a launch more. Fits what was measured of narrow products (H200,
+// 2026-11-22).
+struct Shares {
+  int64_t count = 1;
+  bool cluster = true;
+};
+inline Shares shares_of(int64_t tiles, int64_t slices) {
+  constexpr int64_t kSms = 132, kOfClusters = 112, kBlock = 3, kLaunch = 1, kAdds = 8;
+  Shares best;
+  int64_t least = INT64_MAX;
+  const auto consider = [&](Shares s, int64_t room, int64_t more) {
+    const int64_t cost =
+        ceil_div(tiles * s.count, room) * (ceil_div(slices, s.count) + kBlock) + more;
+    if (s.count >= 1 && s.count <= slices && cost < least) best = s, least = cost;
   };
-  for (int64_t s = 1; s <= kClusterShares; ++s) consider(s, kSms * at_once * 3 / 4, 0);
-  const auto launch_more = [&](int64_t s) { consider(s, kSms * at_once, kLaunch + s / kAdds); };
+  for (int64_t s = 1; s <= kClusterShares; ++s)
+    consider({s, true}, s <= 2 ? kSms : kOfClusters, kAdds / s);
+  const auto apart = [&](int64_t s) { consider({s, false}, kSms, kLaunch + s / kAdds); };
+  for (int64_t s = 2; s <= kClusterShares; ++s) apart(s);
   for (int64_t s = 2 * kClusterShares; s <= slices / 2 && s <= 256; s *= 2)
-    launch_more(s * 3 / 4), launch_more(s);
-  if (kSms * at_once / tiles > kClusterShares) launch_more(kSms * at_once / tiles);
+    apart(s * 3 / 4), apart(s);
+  for (int64_t waves = 1; waves <= 3; ++waves) apart(std::max<int64_t>(1, waves * kSms / tiles));
   return best;
 }
 
@@ -65,8 +76,10 @@ inline SharePlan plan_shares(const Gemm& all, const Tile& t, void* workspace) {
   job.tiles_m = ceil_div(g.m, t.BM);
   job.tiles = tile_count(g, t.BM, kLong);
   const int64_t slices = std::max<int64_t>(1, ceil_div(g.k, t.BK));
-  const int64_t each = ceil_div(slices, shares_of(job.tiles, slices, t.min_blocks));
+  const Shares shares = shares_of(job.tiles, slices);
+  const int64_t each = ceil_div(slices, shares.count);
   job.shares = ceil_div(slices, each);
+  job.cluster = shares.cluster;
   job.share = each * t.BK;
   Layout layout{workspace};
   const auto room = [&](int64_t words) {
@@ -138,15 +151,27 @@ __device__ void finish_tile(const ShareJob& job, const Gemm& g, unsigned tile, i
   for (int step = 16; step > 0; step /= 2) strange |= __shfl_xor_sync(0xffffffffu, strange, step);
   const float* const sums = job.sums + place * (BM * kLong);
 #pragma unroll 1
-  for (int e = part * kShareThreads + threadIdx.x; e < BM * kLong; e += parts * kShareThreads) {
+  for (int e = (part * kShareThreads + static_cast<int>(threadIdx.x)) * 4; e < BM * kLong;
+       e += parts * kShareThreads * 4) {
     const int64_t i = i0 + e / kLong, j = j0 + e % kLong;
     if (i >= g.m || j >= g.n) continue;
-    float sum = sums[e];
+    float sum[4];
+    load4(sum, sums + e);
 #pragma unroll 8
-    for (int s = 1; s < static_cast<int>(job.shares); ++s) sum += sums[s * (BM * kLong) + e];
-    if (strange) [[unlikely]]
-      sum = walk_again(g, i, j, sum, strange);
-    g.store(i, j, sum);
+    for (int s = 1; s < static_cast<int>(job.shares); ++s) {
+      float x[4];
+      load4(x, sums + s * (BM * kLong) + e);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) sum[w] += x[w];
+    }
+    if (strange) [[unlikely]] {
+#pragma unroll 1
+      for (int w = 0; w < 4; ++w) {  // they go round, and have no number that is known only here
+        const float x = j + w < g.n ? walk_again(g, i, j + w, sum[0], strange) : 0.f;
+        sum[0] = sum[1], sum[1] = sum[2], sum[2] = sum[3], sum[3] = x;
+      }
+    }
+    store_row4(g, i, j, sum);
   }
 }
 

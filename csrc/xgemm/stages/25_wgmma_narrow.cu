@@ -10,7 +10,7 @@
 namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow {
 
 // BM rows and kLong columns of D. wgmma has D transposed: columns are its 64 rows.
-constexpr Tile tile(int BM, int min_blocks, float rate) {
+constexpr Tile tile(int BM, float rate) {
   return {.BM = BM,
           .BN = kLong,
           .BK = kSliceK,
@@ -19,39 +19,49 @@ constexpr Tile tile(int BM, int min_blocks, float rate) {
           .TM = BM / 4,
           .TN = 2,
           .width = 1,
-          .buffers = 2,
+          .buffers = kNarrowBuffers,
           .a_rows = BM,
-          .min_blocks = min_blocks,
           .element_bytes = 2 * kNarrowScheme.parts,
           .b_in_registers = true,
+          .producers = kSplitters,
           .rate = rate};
 }
 
 constexpr Tile kTiles[] = {
-    tile(8, 4, 18.f),
-    tile(16, 4, 32.f),
-    tile(32, 3, 49.f),
-    tile(64, 2, 60.f),
+    tile(8, 18.f),
+    tile(16, 32.f),
+    tile(32, 49.f),
+    tile(64, 60.f),
 };
 
 template <int kRow, bool kA, bool kB, bool kCluster>
-__global__ void __launch_bounds__(kShareThreads, kTiles[kRow].min_blocks)
-    kernel(const ShareJob job) {
+__global__ void __launch_bounds__(kShareThreads + kSplitters, 1) kernel(const ShareJob job) {
   constexpr int BM = kTiles[kRow].BM;
-  XGEMM_SHARED_DYNAMIC(slices, NarrowSlice<BM>[2]);
+  XGEMM_SHARED_DYNAMIC(ring, NarrowRing<BM, kA, kB>);
+  if constexpr (!kCluster) let_next_launch_begin();
   const Gemm g = job.g.at(blockIdx.z);
   const auto shares = static_cast<unsigned>(job.shares);
   const unsigned tile = blockIdx.x / shares, share = blockIdx.x % shares;
   const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
-  float sum[kNarrowSums<BM>] = {};
+  const auto place = [&] { return job.place(blockIdx.z, tile) + share; };
+  const auto origin = [&] { return origin_of(job, tile, BM); };
+  ring.init();
   Reach reach;
-  multiply_share<BM, kA, kB>(sum, reach, slices, g, origin_of(job, tile, BM), k0, k1);
-  leave_share<BM, kB>(job, job.place(blockIdx.z, tile) + share, sum, reach);
-  if constexpr (kCluster) {
-    cluster_sync();
-    finish_tile<BM>(job, g, tile, static_cast<int>(share), static_cast<int>(shares));
+  if (threadIdx.x >= kShareThreads) {
+    registers_down<kSplitterRegisters>();
+    split_rows(ring, reach, g, origin(), k0, k1);
+    leave_reach(job, place(), reach);
+    if constexpr (kCluster) cluster_sync();
   } else {
-    let_next_launch_begin();
+    registers_up<kNarrowRegisters>();
+    float sum[kNarrowSums<BM>] = {};
+    multiply_share(sum, reach, ring, g, origin(), k0, k1);
+    leave_sums<BM>(job, place(), sum);
+    leave_reach(job, place(), reach);
+    if constexpr (kCluster) {
+      cluster_sync();
+      finish_tile<BM>(job, g, tile, static_cast<int>(share), static_cast<int>(shares));
+    }
   }
 }
 
@@ -70,10 +80,10 @@ size_t workspace(const Gemm& g, const Context& context) {
 template <int kRow>
 void run_row(const Gemm& all, const Context& context) {
   constexpr Tile T = kTiles[kRow];
-  static_assert(T.buffers * sizeof(NarrowSlice<T.BM>) == T.smem());
+  static_assert(sizeof(NarrowRing<T.BM, true, true>::slices) == T.smem());
   ShareJob job = plan_shares(all, T, context.workspace).job;
   const Gemm g = job.g;
-  const bool cluster = job.shares <= kClusterShares;
+  const bool cluster = job.cluster;
   void (*const kernel_of_job)(ShareJob) = by_major(
       [&](auto a, auto b) {
         return cluster ? kernel<kRow, a(), b(), true> : kernel<kRow, a(), b(), false>;
@@ -87,8 +97,8 @@ void run_row(const Gemm& all, const Context& context) {
     const auto matrices = static_cast<unsigned>(std::min(g.batch - z, kMaxGridZ));
     launch(kernel_of_job,
            {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
-            .block = dim3(kShareThreads),
-            .smem = static_cast<size_t>(T.smem()),
+            .block = dim3(kShareThreads + kSplitters),
+            .smem = sizeof(NarrowRing<T.BM, true, true>),
             .cluster = cluster ? static_cast<unsigned>(job.shares) : 1},
            context, job);
     if (!cluster)
