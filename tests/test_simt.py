@@ -270,6 +270,8 @@ def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str, int | None]]:
     if stage.name == "gemv":
         return [(200, "NN", None)]  # longer than the ring of a warp, and of several chains
     deep = () if stage.strict else (1100, 2100, 4200)
+    if stage.name == "wgmma_narrow":
+        deep = (4200, 12000)  # of which a share has more slices than the ring
     many = (FEW + 1, 2 * FEW) if any(t.producers for t in stage.tiles) else ()
     return [
         *((k, "NN", None) for k in (depth(stage), *deep)),

@@ -56,10 +56,22 @@ __device__ __forceinline__ int slices_between(int64_t k0, int64_t k1) {
   return k1 > k0 ? static_cast<int>((k1 - k0 + kSliceK - 1) / kSliceK) : 1;
 }
 
-// D's rows from k0 to k1 into the ring.
+// Leaves what is strange of a share's elements at its place of the workspace.
+__device__ __forceinline__ void leave_reach(const ShareJob& job, int64_t place,
+                                            const Reach& reach) {
+  uint32_t strange = reach.strange();
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) strange |= __shfl_xor_sync(0xffffffffu, strange, step);
+  if (threadIdx.x % 32 == 0) job.strange[place * kShareWarps + threadIdx.x / 32] = strange;
+}
+
+// D's rows from k0 to k1 into the ring. What is strange of them is left before the last slice is
+// handed over, so that who multiplies it knows that to be there.
 template <int BM, bool kA, bool kB>
-__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, Reach& reach,
-                                           const Gemm& g, const Origin& o, int64_t k0, int64_t k1) {
+__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, const ShareJob& job,
+                                           int64_t place, const Gemm& g, const Origin& o,
+                                           int64_t k0, int64_t k1) {
+  Reach reach;
   const int count = slices_between(k0, k1);
   SharedParts<kSplitters, BM, kA> rows(g.a, o.i, g.m, k0, k1);
 #pragma unroll 1
@@ -74,6 +86,7 @@ __device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, Reach& 
     cp_async_wait<kRowsAhead - 1>();
     mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
     rows.split(ring.slices[at.stage], ring.rows[next.stage], reach);
+    if (s + 1 == count) leave_reach(job, place, reach);
     fence_for_wgmma();
     mbarrier_arrive(&ring.full[at.stage]);
     if (s + kRowsAhead < count) rows.copy(ring.rows[next.stage]);
@@ -202,15 +215,6 @@ __device__ __forceinline__ void leave_sums(const ShareJob& job, int64_t place,
   for (int e = 0; e < kNarrowSums<BM>; e += 4)
 #pragma unroll
     for (int c = 0; c < 2; ++c) store2(sums + (e / 4 * 8 + c) * kLong, sum[e + c], sum[e + 2 + c]);
-}
-
-// And what is strange of its elements.
-__device__ __forceinline__ void leave_reach(const ShareJob& job, int64_t place,
-                                            const Reach& reach) {
-  uint32_t strange = reach.strange();
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) strange |= __shfl_xor_sync(0xffffffffu, strange, step);
-  if (threadIdx.x % 32 == 0) job.strange[place * kShareWarps + threadIdx.x / 32] = strange;
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -46,15 +46,13 @@ __global__ void __launch_bounds__(kShareThreads + kSplitters, 1) kernel(const Sh
   const auto place = [&] { return job.place(blockIdx.z, tile) + share; };
   const auto origin = [&] { return origin_of(job, tile, BM); };
   ring.init();
-  Reach reach;
   if (threadIdx.x >= kShareThreads) {
     registers_down<kSplitterRegisters>();
-    split_rows(ring, reach, g, origin(), k0, k1);
-    leave_reach(job, place(), reach);
-    if constexpr (kCluster) cluster_sync();
+    split_rows(ring, job, place(), g, origin(), k0, k1);
   } else {
     registers_up<kNarrowRegisters>();
     float sum[kNarrowSums<BM>] = {};
+    Reach reach;
     multiply_share(sum, reach, ring, g, origin(), k0, k1);
     leave_sums<BM>(job, place(), sum);
     leave_reach(job, place(), reach);
