@@ -26,6 +26,9 @@ constexpr int kNarrowBuffers = 4, kColumnsAhead = 6, kRowsAhead = 4;
 // memory half of the time; with few, more must be on its way than registers hold.
 template <int BM>
 constexpr bool kInRegisters = BM >= 64;
+// Whether D's rows do.
+template <int BM>
+constexpr bool kRowsInRegisters = BM >= 32;
 
 // A block's shared memory. D's rows go in parts from the threads that split them to those that
 // multiply.
@@ -35,7 +38,7 @@ struct NarrowRing {
   using Columns = RegisterParts<kShareThreads, kB>;
   typename Rows::Slice slices[kNarrowBuffers];
   typename Columns::Raw columns[kInRegisters<BM> ? 1 : kColumnsAhead];
-  typename Rows::Raw rows[kRowsAhead];
+  typename Rows::Raw rows[kRowsInRegisters<BM> ? 1 : kRowsAhead];
   Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];
 
   // By all threads of the block.
@@ -66,7 +69,9 @@ __device__ __forceinline__ void leave_reach(const ShareJob& job, int64_t place,
 }
 
 // D's rows from k0 to k1 into the ring. What is strange of them is left before the last slice is
-// handed over, so that who multiplies it knows that to be there.
+// handed over, so that who multiplies it knows that to be there. A fence waits for whatever the
+// thread has asked for before it: in registers a slice is asked for right after one, and comes
+// while the slice before it is split.
 template <int BM, bool kA, bool kB>
 __device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, const ShareJob& job,
                                            int64_t place, const Gemm& g, const Origin& o,
@@ -74,23 +79,42 @@ __device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, const S
   Reach reach;
   const int count = slices_between(k0, k1);
   SharedParts<kSplitters, BM, kA> rows(g.a, o.i, g.m, k0, k1);
-#pragma unroll 1
-  for (int s = 0; s < kRowsAhead; ++s) {
-    if (s < count) rows.copy(ring.rows[s]);
-    cp_async_commit();
-  }
   RingPlace<kNarrowBuffers> at;
-  RingPlace<kRowsAhead> next;
-#pragma unroll 1
-  for (int s = 0; s < count; ++s, at.advance(), next.advance()) {
-    cp_async_wait<kRowsAhead - 1>();
+  // Slice s into the ring: from registers number `from`, or from shared memory.
+  const auto split = [&](const auto& from, int s) {
     mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
-    rows.split(ring.slices[at.stage], ring.rows[next.stage], reach);
+    rows.split(ring.slices[at.stage], from, reach);
     if (s + 1 == count) leave_reach(job, place, reach);
     fence_for_wgmma();
     mbarrier_arrive(&ring.full[at.stage]);
-    if (s + kRowsAhead < count) rows.copy(ring.rows[next.stage]);
-    cp_async_commit();
+    at.advance();
+  };
+  if constexpr (kRowsInRegisters<BM>) {
+    const std::integral_constant<int, 0> even;
+    const std::integral_constant<int, 1> odd;
+    rows.load(even);
+    if (count > 1) rows.load(odd);
+#pragma unroll 1
+    for (int s = 0; s < count; s += 2) {
+      split(even, s);
+      if (s + 2 < count) rows.load(even);
+      if (s + 1 < count) split(odd, s + 1);
+      if (s + 3 < count) rows.load(odd);
+    }
+  } else {
+#pragma unroll 1
+    for (int s = 0; s < kRowsAhead; ++s) {
+      if (s < count) rows.copy(ring.rows[s]);
+      cp_async_commit();
+    }
+    RingPlace<kRowsAhead> next;
+#pragma unroll 1
+    for (int s = 0; s < count; ++s, next.advance()) {
+      cp_async_wait<kRowsAhead - 1>();
+      split(ring.rows[next.stage], s);
+      if (s + kRowsAhead < count) rows.copy(ring.rows[next.stage]);
+      cp_async_commit();
+    }
   }
 }
 

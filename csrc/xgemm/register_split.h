@@ -160,12 +160,16 @@ struct Walk {
           }
         }
     } else {
-      static_assert(kRows == 2);
 #pragma unroll
       for (int j = 0; j < kDepth; ++j) {
-        float y[2];
-        load2(y, p + at(j) * step);
-        x[0][j] = y[0], x[1][j] = y[1];
+        const float* const from = p + at(j) * step;
+        if constexpr (kRows == 2) {
+          float y[2];
+          load2(y, from);
+          x[0][j] = y[0], x[1][j] = y[1];
+        } else {
+          x[0][j] = rows > 0 ? *from : 0.f;
+        }
       }
     }
   }
@@ -264,10 +268,30 @@ struct SharedParts {
     if (mine()) walk.copy(raw, thread());
   }
 
+  // A slice from shared memory ...
   __device__ __forceinline__ void split(Slice& slice, const Raw& raw, Reach& reach) const {
     if (!mine()) return;
     float x[kRows][8];
     Rows::take(x, raw, thread(), 0);
+    store(slice, x, reach);
+  }
+
+  // ... or from registers, where two have room.
+  template <int kNumber>
+  __device__ __forceinline__ void load(std::integral_constant<int, kNumber>) {
+    if (mine()) walk.load(loaded[kNumber]);
+  }
+  template <int kNumber>
+  __device__ __forceinline__ void split(Slice& slice, std::integral_constant<int, kNumber>,
+                                        Reach& reach) const {
+    if (mine()) store(slice, loaded[kNumber], reach);
+  }
+
+ private:
+  float loaded[2][kRows][8];
+
+  __device__ static __forceinline__ void store(Slice& slice, const float (&x)[kRows][8],
+                                               Reach& reach) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       uint32_t pairs[4][3];
