@@ -47,6 +47,10 @@ ANCHORS = (
     "linear 4096-4096 rows 8 grad_x", "linear 4096-4096 rows 8 grad_w",
     "linear 768-768 rows 2048 forward", "linear 768-768 rows 2048 grad_x",
     "linear 768-768 rows 2048 grad_w", "skinny 16384x128x128",
+    "linear 768-768 rows 1 forward", "linear 3072-768 rows 1 grad_x",
+    "linear 4096-4096 rows 1 forward", "linear 4096-4096 rows 1 grad_x",
+    "linear 4096-4096 rows 1 grad_w", "linear 768-768 rows 1 grad_w",
+    "linear 768-3072 rows 8 grad_w",
 )  # fmt: skip
 # While measuring, a row that was left out nearby may be better than that made it look.
 SKIPPED_SO_FAR = 1.2
