@@ -78,9 +78,10 @@ def several(p: Problem) -> bool:
 
 def keeps(row: Row, p: Problem, *, strict: bool) -> bool:
     """Whether the row may be taken for ``precision="ieee"``, or for "fp32"."""
-    if not strict:
-        return kind(row) != "chains" or (row.splits_as_one and min(p.m, p.n) <= FEW)
-    return is_measured(row, p) if kind(row) == "chains" else row.strict and not several(p)
+    if kind(row) != "chains":
+        return not strict or (row.strict and not several(p))
+    as_one = not several(p) or (row.splits_as_one and min(p.m, p.n) <= FEW)
+    return is_measured(row, p) and (strict or as_one)
 
 
 def is_measured(row: Row, p: Problem) -> bool:

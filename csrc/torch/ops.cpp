@@ -232,9 +232,9 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.batch = a.size[0] == 1 ? b.size[0] : a.size[0];
   g.a = view(x.a, a, x.trans_a);
   g.b = view(x.b, b, x.trans_b);
-  // What auto takes for "fp32" makes one chain, or none, or what is as finite as one.
+  // What auto takes for "fp32" makes one chain, or none, or several that are as finite as one.
   const bool chosen = x.precision != "ieee" && x.kernel == "auto" && op == "sgemm";
-  if (!chosen || is_few(g.m, g.n)) g.share = simt::share_of(g);
+  if (!chosen || is_narrow(g.m, g.n)) g.share = simt::share_of(g);
   g.as_one = x.precision == "fp32";
   g.alpha = static_cast<float>(x.alpha);
   g.beta = x.c ? static_cast<float>(x.beta) : 0.f;

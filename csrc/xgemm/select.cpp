@@ -78,11 +78,11 @@ const char* breaks(const Stage& s, const Gemm& g, bool strict) {
   const Kind kind = kind_of(s);
   if (strict && kind == Kind::parts) return "does not keep the bits of the chain";
   if (strict && several && kind == Kind::chain) return "makes one chain of an element, not several";
-  if (strict && !several && kind == Kind::chains && !is_narrow(g.m, g.n))
-    return "is for elements of several chains, or for few rows";
+  if (kind != Kind::chains) return nullptr;
+  if (!several && !is_narrow(g.m, g.n)) return "is for elements of several chains, or for few rows";
   // What is not finite is to be so just where it is in one chain.
-  if (!strict && kind == Kind::chains && !(s.splits_as_one && is_few(g.m, g.n)))
-    return s.splits_as_one ? "is for few rows" : "may be infinite elsewhere than one chain is";
+  if (!strict && several && !(s.splits_as_one && is_few(g.m, g.n)))
+    return "may be infinite elsewhere than one chain is";
   return nullptr;
 }
 
