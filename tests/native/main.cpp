@@ -430,8 +430,11 @@ void test_detectors() {
     for (const Stage& s : stages(Flavour::host)) {
       if (file != (s.rung < 10 ? "0" : "") + std::to_string(s.rung) + "_" + s.name + ".cu")
         continue;
+      // Chains enough for two blocks of the first row.
+      p.g.share = s.splits ? 32 : 0;
+      const int row = s.splits ? 0 : simt::Settings{}.row;
       for (auto order : {simt::Order::forward, simt::Order::reverse, simt::Order::random}) {
-        simt::configure({.order = order, .seed = 1, .skip = place});
+        simt::configure({.order = order, .seed = 1, .skip = place, .row = row});
         expect(throws([&] { result(p, [&](const Gemm& g) { simt::run_watched(s, g); }); }, file),
                std::string(simt::kSync[static_cast<int>(kind)]) + " " + place + " deleted");
       }
