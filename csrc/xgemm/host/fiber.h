@@ -210,6 +210,13 @@ inline void abandon_fibers(SanitizerContext& c, const Block& b) {
   (void)c, (void)b;
 }
 
+// What is mapped next where this was is fresh.
+inline void forget([[maybe_unused]] void* p, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_unpoison_memory_region(p, bytes);
+#endif
+}
+
 inline void poison_zones(const char* zone, size_t zone_bytes, const char* array, size_t bytes,
                          const char* end) {
 #if defined(__SANITIZE_ADDRESS__)

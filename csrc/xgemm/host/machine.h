@@ -43,11 +43,11 @@ struct Cluster {
   Cluster(const Cluster&) = delete;
   ~Cluster() {
     for (const auto& b : blocks) {
-      munmap(b->arena, kArena);
-      munmap(b->cells, kArena / 4 * sizeof(Cell));
-      munmap(b->timed, kArena / 4 * sizeof(Timed));
+      unmap(b->arena, kArena);
+      unmap(b->cells, kArena / 4 * sizeof(Cell));
+      unmap(b->timed, kArena / 4 * sizeof(Timed));
     }
-    if (stacks) munmap(stacks, stack_count * kStack);
+    if (stacks) unmap(stacks, stack_count * kStack);
   }
   // A fresh page is zeros, which is a fresh Cell's and Timed's state, too.
   static std::unique_ptr<Block> make_block() {
@@ -64,9 +64,13 @@ struct Cluster {
       throw std::runtime_error("xgemm simt: no memory for the threads of a block");
     return p;
   }
+  static void unmap(void* p, size_t bytes) {
+    forget(p, bytes);
+    munmap(p, bytes);
+  }
   void grow(size_t threads) {
     if (threads <= stack_count) return;
-    if (stacks) munmap(stacks, stack_count * kStack);
+    if (stacks) unmap(stacks, stack_count * kStack);
     stacks = static_cast<char*>(map(threads * kStack));
     stack_count = threads;
     // The lowest page of a stack is a guard: an overflow faults instead of running into a
