@@ -6,6 +6,7 @@ import itertools
 import re
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import problems
 import pytest
@@ -212,9 +213,12 @@ RIGHT_SITES = [
 ]
 
 
+SHORT = 45  # of k: several slices of a stage without a ring, and a part of one
+
+
 def depth(stage: xgemm_torch.Stage) -> int:
     """A K of several slices more than the stage has in flight, and a part of one."""
-    return max(tile.BK * (tile.buffers + 4) for tile in stage.tiles) + 5
+    return max(SHORT, *(tile.BK * (tile.buffers + 4) + 5 for tile in stage.tiles))
 
 
 def test_the_probes_are_those_of_this_file():
@@ -257,43 +261,57 @@ SHARE = 32
 FEW = 6
 
 
-def ways(stage: xgemm_torch.Stage) -> list[tuple[int, str, int | None]]:
-    """K, layouts and batches with which a stage comes to all its sites.
+class Way(NamedTuple):
+    """A problem and the length of its chains."""
+
+    k: int
+    layout: str = "NN"
+    batch: int | None = None
+    share: int = SHARE
+
+    def run(self, stage: str, row: int, data: str = "normal", **settings: str) -> None:
+        """The stage's product, on few multiprocessors."""
+        a, b, flags = problems.operands(
+            70, 40, self.k, self.layout, batch=(self.batch, None), data=data
+        )
+        with simt.configure(row=row, sm_count=FEW, share=self.share, **settings):
+            xgemm_torch.sgemm(a, b, kernel=stage, **flags)
+
+
+def ways(stage: xgemm_torch.Stage) -> list[Way]:
+    """Those in which a stage comes to all its sites.
 
     K says in which way operands are split, the layout which of its two loops few_rows takes; with
     a batch, persistent blocks have more than a tile each, and share out the last or take two whole.
     """
     if stage.strict and any(t.producers for t in stage.tiles):
-        return [(depth(stage), "NN", None), (500, "NN", FEW + 1)]
+        return [Way(depth(stage)), Way(500, batch=FEW + 1)]
     if stage.name == "few_rows":
-        return [(k, layout, None) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
+        return [Way(k, layout) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
     if stage.name == "gemv":
-        return [(200, "NN", None)]  # longer than the ring of a warp, and of several chains
+        return [Way(200), Way(300, share=256)]  # several chains; one that is longer than the ring
     deep = () if stage.strict else (1100, 2100, 4200)
     if stage.name == "wgmma_narrow":
         deep = (4200, 12000)  # of which a share has more slices than the ring
     many = (FEW + 1, 2 * FEW) if any(t.producers for t in stage.tiles) else ()
     return [
-        *((k, "NN", None) for k in (depth(stage), *deep)),
-        *((depth(stage), "TN", batch) for batch in many),
+        *(Way(k) for k in (depth(stage), *deep)),
+        *(Way(depth(stage), "TN", batch) for batch in many),
     ]
 
 
 @pytest.fixture(scope="session")
 def came_to():
     """For each site the stages, rows of their tile tables, and ways that come to it."""
-    found: dict[str, list[tuple[str, int, tuple[int, str, int | None]]]] = {}
+    found: dict[str, list[tuple[str, int, Way]]] = {}
     for stage in xgemm_torch.stages():
         for way in ways(stage):
-            k, layout, batch = way
             # With wide operands what only their verdict gives work goes round, too.
             for data, row in itertools.product(
-                ("normal", "wide") if batch else ("normal",), range(len(stage.tiles))
+                ("normal", "wide") if way.batch else ("normal",), range(len(stage.tiles))
             ):
-                a, b, flags = problems.operands(70, 40, k, layout, batch=(batch, None), data=data)
                 _C.simt_forget_sites()
-                with simt.configure(row=row, sm_count=FEW, share=SHARE):
-                    xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
+                way.run(stage.name, row, data)
                 for site in simt.sites():
                     came = found.setdefault(site, [])
                     if (here := (stage.name, row, way)) not in came:
@@ -328,9 +346,11 @@ def test_every_site_is_needed(site, layout, order):
     """The mutation test: a stage without one of its barriers, commits or waits is caught."""
     file = site.split(":")[0]
     stage = next(stage for stage in xgemm_torch.stages() if stage.file == file)
-    ring = any(SITES[s] in ("wait", "mbarrier wait") for s in SITES if s.startswith(file))
-    # Chains enough for a cluster of blocks.
-    k = 300 if stage.splits else depth(stage) if ring else 45
+    kinds = {SITES[s] for s in SITES if s.startswith(file)}
+    if stage.splits or "cluster barrier" in kinds:
+        k = 300  # enough for a cluster of blocks to share
+    else:
+        k = depth(stage) if kinds & {"wait", "mbarrier wait"} else SHORT
     a, b, flags = problems.operands(70, 40, k, layout)
     for row in range(len(stage.tiles)):
         with simt.configure(skip=site, order=order, row=row, share=SHARE):
@@ -351,23 +371,20 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
     what gives it work.
     """
     name = came_to[site][0][0]
-    ways_of: dict[int, list[tuple[int, str, int | None]]] = {}
+    ways_of: dict[int, list[Way]] = {}
     for stage, row, way in came_to[site]:
         if stage == name:
             ways_of.setdefault(row, []).append(way)
     for row, all_ways in ways_of.items():
         errors = []
-        for (k, layout, batch), data in itertools.product(all_ways, ("normal", "wide")):
-            a, b, flags = problems.operands(70, 40, k, layout, batch=(batch, None), data=data)
+        for way, data in itertools.product(all_ways, ("normal", "wide")):
             try:
-                with simt.configure(skip=site, order=order, row=row, sm_count=FEW, share=SHARE):
-                    xgemm_torch.sgemm(a, b, kernel=name, **flags)
+                way.run(name, row, data, skip=site, order=order)
             except RuntimeError as error:
                 errors.append(str(error))
                 break
         assert errors, f"row {row} does without it"
-        with simt.configure(row=row, sm_count=FEW, share=SHARE):
-            xgemm_torch.sgemm(a, b, kernel=name, **flags)  # and is right again with it
+        way.run(name, row, data)  # and is right again with it
         assert re.search(CAUGHT, errors[0]) and re.search(PLACE, errors[0]), errors[0]
 
 

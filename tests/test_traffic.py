@@ -186,12 +186,17 @@ def test_a_stage_of_several_launches_is_traced(stage):
     m, n, k = 40, 36, 70
     flags = {"trans_a": True, "trans_b": False}
     trace = simt.trace(stage, m, n, k, **flags)
-    # Blocks of a cluster add up in one launch what they have.
-    assert (len(trace.launches) > 1) == (stage != "wgmma_narrow")
+    assert len(trace.launches) > 1
     assert set(trace.where(operand="D").column("launch").tolist()) == {len(trace.launches) - 1}
     seen = touched(stage, m, n, k, **flags)
     assert torch.equal(seen["D"], torch.ones(m, n))
     assert seen["A"].min() >= 1 and seen["B"].min() >= 1
+
+
+def test_blocks_of_a_cluster_add_up_in_one_launch_what_they_have():
+    trace = simt.trace("wgmma_narrow", 40, 36, 300)
+    assert len(trace.launches) == 1
+    assert trace.launches[0].grid[0] > 1 and len(trace.where(operand="D")) > 0
 
 
 @pytest.mark.parametrize("layout", problems.LAYOUTS)

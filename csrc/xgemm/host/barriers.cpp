@@ -9,6 +9,7 @@ void cluster_sync(Site at) {
   Machine& m = machine();
   {
     const Quiet quiet;
+    const Hidden hidden;
     if (skips(Sync::cluster_barrier, at)) return;
     use_clocks();
   }
