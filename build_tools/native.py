@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 SANITIZERS = {
     "plain": "",
-    "asan": "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
-    "tsan": "-O1 -g -fno-omit-frame-pointer -fsanitize=thread -DXGEMM_REAL_TSAN",
+    "asan": "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "tsan": "-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread -DXGEMM_REAL_TSAN",
 }
 _OPTIONS = {
     "ASAN_OPTIONS": "strict_string_checks=1:detect_stack_use_after_return=0",

@@ -79,22 +79,12 @@ struct Walk {
   // gmem -> smem, then on to the next slice. To be committed and waited for.
   __device__ __forceinline__ void copy(Raw& raw, int thread) {
     const Smem to(raw[0][thread]);
-    if (whole > 0) [[likely]]
-      copy_whole(to);
-    else copy_edge(to, left < kSliceK ? static_cast<int>(left) - k : kSliceK);
-    p += kSliceK * step;
-    left -= kSliceK;
-    --whole;
+    pass([&] { copy_whole(to); }, [&](int real) { copy_edge(to, real); });
   }
 
   // gmem -> registers, then on to the next slice: for whole slices in vectors, too.
   __device__ __forceinline__ void load(float (&x)[kRows][kDepth]) {
-    if (whole > 0) [[likely]]
-      load_whole(x);
-    else load_edge(x, left < kSliceK ? static_cast<int>(left) - k : kSliceK);
-    p += kSliceK * step;
-    left -= kSliceK;
-    --whole;
+    pass([&] { load_whole(x); }, [&](int real) { load_edge(x, real); });
   }
 
   // Run `run` of a slice.
@@ -123,6 +113,17 @@ struct Walk {
 
  private:
   static constexpr int at(int j) { return j / kRun * kStride + j % kRun; }
+
+  // A slice by one of its two ways, then on to the next.
+  template <class Whole, class Edge>
+  __device__ __forceinline__ void pass(const Whole& whole_slice, const Edge& edge) {
+    if (whole > 0) [[likely]]
+      whole_slice();
+    else edge(left < kSliceK ? static_cast<int>(left) - k : kSliceK);
+    p += kSliceK * step;
+    left -= kSliceK;
+    --whole;
+  }
 
   // `real` of k, from the thread's first on, exist.
   __device__ __forceinline__ void copy_edge(Smem to, int real) const {

@@ -5,6 +5,7 @@
 //   xgemm_native               all of it
 //   xgemm_native probe FAULT   one planted fault, which must end the program with an error
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -129,15 +130,17 @@ void test_stages() {
   struct Size {
     int64_t m, n, k;
   };
-  // ThreadSanitizer's switches between 1024 fibers are slow: fewer problems, one order.
+  // Under a sanitizer switches between fibers are slow: one order; and of up to 1024 fibers, as
+  // ThreadSanitizer has it, very slow: fewer problems.
   using simt::Order;
   const auto sizes =
       kTsan ? std::vector<Size>{{33, 65, 17}, {130, 12, 9}}
             : std::vector<Size>{{1, 1, 1}, {33, 65, 17}, {64, 64, 32}, {130, 129, 9}, {5, 140, 0}};
   // Stages that multiply parts leave short sums to the chain; others cut K.
   const std::vector<Size> deep{{70, 40, 150}, {5, 140, 0}};
-  const auto orders = kTsan ? std::vector<Order>{Order::random}
-                            : std::vector<Order>{Order::forward, Order::reverse, Order::random};
+  const auto orders = kTsan || kAsan
+                          ? std::vector<Order>{Order::random}
+                          : std::vector<Order>{Order::forward, Order::reverse, Order::random};
   for (const Stage& stage : stages(Flavour::host))
     for (int row = 0; row < static_cast<int>(stage.tiles.size()); ++row)
       for (const Size& s : stage.strict && !stage.splits ? sizes : deep)
@@ -443,22 +446,32 @@ void test_detectors() {
   simt::configure({});
 }
 
+// Runs a test, and says what it came to.
+void test(const char* name, void (*run)()) {
+  const int before = checks;
+  const auto begin = std::chrono::steady_clock::now();
+  run();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  std::printf("%-24s %7d checks %7.1f s\n", name, checks - before, seconds.count());
+  std::fflush(stdout);
+}
+
 int run_all() {
   if (!kTsan) {   // pure functions of one thread
-    test_raster();
-    test_slots();
-    test_tiles();
-    test_tensor_maps();
-    test_select();
-    test_split();
-    test_relay();
-    test_tuned_file();
-    test_rows();
+    test("rasterization", test_raster);
+    test("slots of a view", test_slots);
+    test("tiles", test_tiles);
+    test("tensor maps", test_tensor_maps);
+    test("choice", test_select);
+    test("split", test_split);
+    test("relay", test_relay);
+    test("file of tuned problems", test_tuned_file);
+    test("rows of tuned problems", test_rows);
   }
-  test_registry();
-  test_stages();
-  if (!kTsan && !kAsan) test_detectors();
-  if (!kTsan) test_relay_without_room();
+  test("registry", test_registry);
+  test("stages", test_stages);
+  if (!kTsan && !kAsan) test("detectors", test_detectors);
+  test("relay without room", test_relay_without_room);
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;
 }
