@@ -23,10 +23,11 @@ from . import ninja_file
 if TYPE_CHECKING:
     from .library import Plan
 
+_WITH_LINES = "-O1 -g1 -fno-omit-frame-pointer"
 SANITIZERS = {
     "plain": "",
-    "asan": "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
-    "tsan": "-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread -DXGEMM_REAL_TSAN",
+    "asan": f"{_WITH_LINES} -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "tsan": f"{_WITH_LINES} -fsanitize=thread -DXGEMM_REAL_TSAN",
 }
 _OPTIONS = {
     "ASAN_OPTIONS": "strict_string_checks=1:detect_stack_use_after_return=0",

@@ -63,13 +63,13 @@ def file(tmp_path):
     return tmp_path / "folder" / "tuned.txt"
 
 
-def explained(m=1000, n=600, k=500, *, precision="fp32", layout="NN", gpu=H200):
+def explained(m=1000, n=600, k=500, *, batch=1, precision="fp32", layout="NN", gpu=H200):
     """Auto's choice, as the explanation has it."""
     trans_a, trans_b = (letter == "T" for letter in layout)
     from xgemm_torch.explain_command import choose
 
     return choose(
-        m, n, k, trans_a=trans_a, trans_b=trans_b, precision=precision, sm=gpu.sm,
+        m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, precision=precision, sm=gpu.sm,
         sm_count=gpu.sm_count, gpu=gpu.name,
     )  # fmt: skip
 
@@ -82,8 +82,8 @@ def chosen(**asked):
     )
 
 
-def record(times, *, m=1000, n=600, k=500, layout="NN", precision="fp32", gpu=H200):
-    p = Problem("", m, n, k, layout)
+def record(times, *, m=1000, n=600, k=500, batch=1, layout="NN", precision="fp32", gpu=H200):
+    p = Problem("", m, n, k, layout, batch)
     return tune.record_of(p, precision, gpu, 20.0, times)
 
 
@@ -203,6 +203,19 @@ def test_problems_from_a_file(bench, file, tmp_path):
     ]  # fmt: skip
 
 
+def test_batches(bench, file, tmp_path):
+    listed = tmp_path / "shapes.txt"
+    listed.write_text("64 32 16\n64 32 16 TN 5\n64 32 16 7\n")
+    command = ["tune", "8", "9", "10", "--batch", "1", "16", "--cache", str(file)]
+    assert main([*command, "--file", str(listed)]) == 0
+    assert [label for label, _ in bench.calls] == [
+        "8 x 9 x 10 NN", "8 x 9 x 10 NN, batch 16", "64 x 32 x 16 NN", "64 x 32 x 16 NN, batch 16",
+        "64 x 32 x 16 TN, batch 5", "64 x 32 x 16 NN, batch 7",
+    ]  # fmt: skip
+    assert [r.batch for r in tuned.read(file)] == [1, 1, 16, 16, 1, 1, 16, 16, 5, 5, 7, 7]
+    assert main(command) == 0 and len(bench.calls) == 6  # what is there stays
+
+
 def test_time_may_run_out(bench, file, capsys):
     command = ["tune", "8", "9", "10", "8", "9", "11", "--cache", str(file)]
     assert main([*command, "--seconds", "-1"]) == tune.TIME_IS_UP
@@ -227,6 +240,7 @@ def test_a_row_with_wrong_bits_is_left_out(bench, file, capsys):
         ([], "no problem is given"),
         (["1", "2"], "a problem has three sizes, M N K, got 1 2"),
         (["1", "2", "0"], "sizes must be at least 1, got 1 x 2 x 0"),
+        (["1", "2", "3", "--batch", "0"], "sizes must be at least 1, got 1 x 2 x 3 NN, batch 0"),
         (["--file", "no_such_file"], "no_such_file cannot be read: No such file"),
         (["--file", "wrong.txt"], "wrong.txt, line 2: a line is M N K"),
         (["1", "2", "3", "--cache", "wrong.txt"], "wrong.txt, line 1: not a file of tuned"),
@@ -255,7 +269,7 @@ def test_it_needs_a_gpu(file, capsys):
 def test_what_is_written_is_read_again(file):
     records = [
         record({"a row, of 3": 1.25, "b": 1234567.0}),
-        record({"c": 0.125}, precision="ieee", gpu=A100, layout="TT"),
+        record({"c": 0.125}, precision="ieee", gpu=A100, layout="TT", batch=12),
     ]
     tuned.add(file, records)
     assert [dataclasses.replace(r) for r in tuned.read(file)] == [
@@ -316,6 +330,49 @@ def test_every_row_can_be_taken(file):
         assert explained()["why"].startswith("tuned 1.0 us on NVIDIA H200, 20")
 
 
+def test_a_batch_is_found_again(file):
+    tuned.add(file, [fastest(key_of("naive"), batch=12), fastest(key_of("coalesced"))])
+    tuned.load(file)
+    assert chosen(batch=12) == key_of("naive") and chosen() == key_of("coalesced")
+    assert not explained(batch=13)["why"].startswith("tuned")
+
+
+def test_a_stage_by_its_name_has_the_row_that_was_tuned(file):
+    for key, row in ROWS.items():
+        if row.stage != "cp_async_pipelined":
+            continue
+        tuned.add(file, [record({key_of("naive"): 1.0, key: 2.0}, precision="ieee")])
+        tuned.load(file)
+        by_name = [
+            c["row"]
+            for c in explained(precision="ieee")["candidates"]
+            if c["kernel"] == row.stage and c["by_name"]
+        ]
+        assert by_name == [row.row]
+
+
+@pytest.mark.parametrize("layout", contenders.LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_check_finds_a_wrong_row(batch, layout, monkeypatch):
+    p = Problem("", 9, 7, 70, layout, batch)
+    rows = [ROWS[key_of(name)] for name in ("naive", "coalesced", "mma_fp16x3")]
+    assert trials.check(p, rows, "cpu") == []
+    right = trials.stage_call
+
+    def wrong(row, layout):
+        call = right(row, layout)
+
+        def change(a, b):
+            out = call(a, b)
+            out[..., -1, 3] *= 1 + (row.stage != "naive") * 2**-6
+            return out
+
+        return change
+
+    monkeypatch.setattr(trials, "stage_call", wrong)
+    assert {f.key for f in trials.check(p, rows, "cpu")} == {row.key for row in rows[1:]}
+
+
 @pytest.mark.parametrize("layout", contenders.LAYOUTS)
 @pytest.mark.parametrize("size", [(1000, 600, 500), (1, 600, 500), (1000, 1, 500), (33, 35, 1)])
 def test_a_problem_is_found_again(size, layout, file):
@@ -327,7 +384,7 @@ def test_a_problem_is_found_again(size, layout, file):
 
 def test_nothing_else_is_changed(file):
     asked = {
-        "another size": {"m": 1001}, "another layout": {"layout": "NT"},
+        "another size": {"m": 1001}, "a batch": {"batch": 2}, "another layout": {"layout": "NT"},
         "another precision": {"precision": "ieee"}, "another GPU": {"gpu": A100},
         "another name": {"gpu": dataclasses.replace(H200, name="NVIDIA H100")},
     }  # fmt: skip

@@ -17,18 +17,19 @@ FEW = 4
 
 @dataclass(frozen=True)
 class Problem:
-    """D (m, n) = op(A) op(B) over ``k``; ``layout`` says how A and B lie, as in "NT"."""
+    """D (m, n) = op(A) op(B) over ``k``, ``batch`` times; ``layout`` says how A and B lie."""
 
     label: str
     m: int
     n: int
     k: int
     layout: str = "NN"
+    batch: int = 1
 
     @property
     def bytes(self) -> int:
         """The least that must move: A and B read once, D written once."""
-        return 4 * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return 4 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
 @dataclass(frozen=True)

@@ -24,25 +24,37 @@ Call = Callable[[Tensor, Tensor], Tensor]
 
 
 def operands(
-    m: int, n: int, k: int, layout: str, *, device: str = "cuda", seed: int = 0, rotate: bool = True
-) -> list[tuple[Tensor, Tensor]]:
-    """Make sets of random normal operands as ``layout`` stores them; two at least when rotating."""
+    m: int, n: int, k: int, layout: str, *, batch: int = 1, device: str = "cuda", seed: int = 0,
+    rotate: bool = True,
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """Make sets of random normal operands as ``layout`` stores them; two at least when rotating.
+
+    Those of a batch of several have three dimensions.
+    """
     trans_a, trans_b = LAYOUTS[layout]
     generator = torch.Generator(device).manual_seed(seed)
-    count = max(2, -(-ROTATION_BYTES // (4 * (m * k + k * n)))) if rotate else 1
+    count = max(2, -(-ROTATION_BYTES // (4 * batch * (m * k + k * n)))) if rotate else 1
+    outer = () if batch == 1 else (batch,)
+    shape_a = (*outer, k, m) if trans_a else (*outer, m, k)
+    shape_b = (*outer, n, k) if trans_b else (*outer, k, n)
     return [
         (
-            torch.randn((k, m) if trans_a else (m, k), device=device, generator=generator),
-            torch.randn((n, k) if trans_b else (k, n), device=device, generator=generator),
+            torch.randn(shape_a, device=device, generator=generator),
+            torch.randn(shape_b, device=device, generator=generator),
         )
         for _ in range(min(count, 64))
     ]
 
 
 def torch_mm(layout: str) -> Call:
-    """Give ``torch.mm`` for operands stored in ``layout``."""
+    """Give ``torch.mm`` for operands stored in ``layout``; for batches, ``torch.bmm``."""
     trans_a, trans_b = LAYOUTS[layout]
-    return lambda a, b: torch.mm(a.t() if trans_a else a, b.t() if trans_b else b)
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        a, b = a.mT if trans_a else a, b.mT if trans_b else b
+        return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
+
+    return product
 
 
 def stage_call(name: str, layout: str) -> Call:

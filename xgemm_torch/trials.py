@@ -14,7 +14,7 @@ from .contenders import Problem, Row, kind
 from .registry import chain_share
 
 TORCH_MM = "torch.mm"
-# Of a result that the CPU computes again.
+# Of a result that the CPU computes again; of a batch's first and last.
 CHAIN_ROWS = 4
 # What a row that is no chain may be off, over the largest error of the chain.
 COARSER = 1.5
@@ -45,17 +45,24 @@ def check(p: Problem, rows: Sequence[Row], device: str = "cuda") -> list[Fault]:
     float64, are held to the chain's.
     """
     trans_a, trans_b = timing.LAYOUTS[p.layout]
-    a, b = timing.operands(p.m, p.n, p.k, p.layout, device=device, rotate=False)[0]
-    picked = torch.linspace(0, p.m - 1, min(CHAIN_ROWS, p.m)).round().long()
-    some = a[:, picked.to(device)] if trans_a else a[picked.to(device)]
+    a, b = timing.operands(
+        p.m, p.n, p.k, p.layout, batch=p.batch, device=device, rotate=False
+    )[0]  # fmt: skip
+    rows_of = torch.linspace(0, p.m - 1, min(CHAIN_ROWS, p.m)).round().long().to(device)
+
+    def picked(t: Tensor, dim: int | None = None) -> Tensor:
+        t = t if p.batch == 1 else t[[0, -1]]
+        return (t if dim is None else t.index_select(dim, rows_of)).cpu()
+
+    some, whole = picked(a, -1 if trans_a else -2), picked(b)
     chains, first = {}, {}
     for name, share in (("chain", 0), ("chains", chain_share(p.m, p.n, p.k))):
         with simt.configure(share=share):
             chains[name] = ops.sgemm(
-                some.cpu(), b.cpu(), trans_a=trans_a, trans_b=trans_b, precision="ieee"
+                some, whole, trans_a=trans_a, trans_b=trans_b, precision="ieee"
             )
-    wide_a = some.cpu().double().t() if trans_a else some.cpu().double()
-    wide_b = b.cpu().double().t() if trans_b else b.cpu().double()
+    wide_a = some.double().mT if trans_a else some.double()
+    wide_b = whole.double().mT if trans_b else whole.double()
     exact, size = wide_a @ wide_b, wide_a.abs() @ wide_b.abs()
 
     def error_of(c: Tensor) -> float:
@@ -69,9 +76,9 @@ def check(p: Problem, rows: Sequence[Row], device: str = "cuda") -> list[Fault]:
 
     for row in rows:
         # The allocator gives this block to the result: what is left unwritten is then NaN.
-        torch.full((p.m, p.n), float("nan"), device=device)
+        torch.full((p.batch, p.m, p.n), float("nan"), device=device)
         result = stage_call(row, p.layout)(a, b)
-        here = result[picked.to(device)].cpu()
+        here = picked(result, -2)
         if not row.strict:
             well = error_of(here) <= COARSER * error_of(chains["chain"])
             expect(well, row, "is less accurate than the CPU's chain")
@@ -93,7 +100,7 @@ def microseconds(
     """
     contenders = {TORCH_MM: timing.torch_mm(p.layout)}
     contenders |= {row.key: stage_call(row, p.layout) for row in rows}
-    sets = timing.operands(p.m, p.n, p.k, p.layout, seed=1)
+    sets = timing.operands(p.m, p.n, p.k, p.layout, batch=p.batch, seed=1)
     after = None if turn is None else lambda *_: turn()
     samples = timing.interleaved(contenders, sets, rounds=rounds, sample_ms=2.0, after=after)
     del sets

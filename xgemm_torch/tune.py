@@ -41,10 +41,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how A and B are stored, T for transposed; several for each problem (default: NN)",
     )  # fmt: skip
     parser.add_argument(
+        "--batch", nargs="+", type=int, default=[1], metavar="B",
+        help="how many such products at once; several for each problem (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
         "--precision", choices=[*PRECISIONS, "both"], default="both",
         help="the promise to choose for (default: both)",
     )  # fmt: skip
-    parser.add_argument("--file", type=Path, help="more problems, one a line: M N K [layout]")
+    parser.add_argument(
+        "--file", type=Path, help="more problems, one a line: M N K [layout] [batch]"
+    )
     parser.add_argument(
         "--cache", type=Path, metavar="PATH",
         help="the file of times (default: $XGEMM_TUNE_CACHE, else ~/.cache/xgemm_torch/tuned.txt)",
@@ -87,11 +93,12 @@ def gpu_at_hand() -> Gpu:
     )  # fmt: skip
 
 
-def problem(m: int, n: int, k: int, layout: str) -> Problem:
+def problem(m: int, n: int, k: int, layout: str, batch: int = 1) -> Problem:
     """A problem with its label; ValueError for a size below 1."""
-    if min(m, n, k) < 1:
-        raise ValueError(f"tune: sizes must be at least 1, got {m} x {n} x {k}")
-    return Problem(f"{m} x {n} x {k} {layout}", m, n, k, layout)
+    label = f"{m} x {n} x {k} {layout}" + (f", batch {batch}" if batch != 1 else "")
+    if min(m, n, k, batch) < 1:
+        raise ValueError(f"tune: sizes must be at least 1, got {label}")
+    return Problem(label, m, n, k, layout, batch)
 
 
 def problems_of(options: argparse.Namespace) -> list[Problem]:
@@ -100,22 +107,23 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
     if len(sizes) % 3:
         raise ValueError(f"tune: a problem has three sizes, M N K, got {' '.join(map(str, sizes))}")
     found = [
-        problem(*sizes[i : i + 3], layout)
+        problem(*sizes[i : i + 3], layout, batch)
         for i in range(0, len(sizes), 3)
         for layout in options.layout
+        for batch in options.batch
     ]
     if options.file is not None:
-        found += _read_problems(options.file, options.layout)
+        found += _read_problems(options.file, options.layout, options.batch)
     if not found:
         raise ValueError("tune: no problem is given: M N K, or --file")
     # Operands of one row or column may lie the same way in two layouts.
     once: dict[tuple[int, ...], Problem] = {}
     for p in found:
-        once.setdefault((p.m, p.n, p.k, *place(p)), p)
+        once.setdefault((p.m, p.n, p.k, p.batch, *place(p)), p)
     return list(once.values())
 
 
-def _read_problems(path: Path, layouts: Sequence[str]) -> Iterator[Problem]:
+def _read_problems(path: Path, layouts: Sequence[str], batches: Sequence[int]) -> Iterator[Problem]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -125,16 +133,19 @@ def _read_problems(path: Path, layouts: Sequence[str]) -> Iterator[Problem]:
         if not words:
             continue
         try:
-            m, n, k, *rest = [*map(int, words[:3]), *words[3:]]
-            if len(rest) > 1 or set(rest) - set(timing.LAYOUTS):
+            m, n, k = map(int, words[:3])
+            own_layout = [word for word in words[3:] if word in timing.LAYOUTS]
+            own_batch = [int(word) for word in words[3:] if word not in timing.LAYOUTS]
+            if len(own_layout) > 1 or len(own_batch) > 1:
                 raise ValueError
         except ValueError:
             raise ValueError(
-                f"tune: {path}, line {number}: a line is M N K, or with one of "
-                f"{', '.join(timing.LAYOUTS)} behind, got {line.strip()!r}"
+                f"tune: {path}, line {number}: a line is M N K, and behind it one of "
+                f"{', '.join(timing.LAYOUTS)} or the size of a batch or both, got {line.strip()!r}"
             ) from None
-        for layout in rest or layouts:
-            yield problem(m, n, k, layout)
+        for layout in own_layout or layouts:
+            for batch in own_batch or batches:
+                yield problem(m, n, k, layout, batch)
 
 
 def library() -> str:
@@ -168,7 +179,7 @@ class Task:
 
 def rounds_of(p: Problem) -> int:
     """How many turns a row gets: few where a product takes a tenth of a second."""
-    milliseconds = 2 * p.m * p.n * p.k / 45e9
+    milliseconds = 2 * p.batch * p.m * p.n * p.k / 45e9
     return 3 if milliseconds > 50 else 5 if milliseconds > 5 else 9
 
 
@@ -186,7 +197,7 @@ def task_of(p: Problem, gpu: Gpu, precisions: Sequence[str]) -> Task:
     rows, before = {}, {}
     for precision in precisions:
         choice = explain_command.choose(
-            p.m, p.n, p.k, trans_a=trans_a, trans_b=trans_b, precision=precision,
+            p.m, p.n, p.k, batch=p.batch, trans_a=trans_a, trans_b=trans_b, precision=precision,
             workspace=gpu.room, sm=gpu.sm, sm_count=gpu.sm_count, gpu=gpu.name,
         )  # fmt: skip
         legal = [
@@ -220,7 +231,7 @@ def record_of(
     return tuned.Record(
         p.m, p.n, p.k, LAYOUTS[layout], wide, precision, gpu.name, gpu.sm, gpu.sm_count,
         datetime.datetime.now(datetime.timezone.utc).date().isoformat(), gpu.made_with, library(),
-        torch_mm, times,
+        torch_mm, times, p.batch,
     )  # fmt: skip
 
 

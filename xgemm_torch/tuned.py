@@ -19,7 +19,8 @@ from . import _C
 _TITLE = "xgemm_torch tuned 1"
 _ABOUT = """\
 # Written by `python -m xgemm_torch tune`; microseconds, medians of turns taken with torch.mm.
-# Sizes M, N, K; how a kernel sees A and B lie, and which can be moved as vectors; the precision.
+# Sizes M, N, K; how a kernel sees A and B lie, and which can be moved as vectors; the precision;
+# and the size of a batch.
 """
 
 
@@ -38,8 +39,9 @@ class Record:
         date: of the measurement, as in "2026-11-22".
         made_with: driver and torch, in words.
         rows: the library's version, and a hash of its tile tables.
-        torch_mm: microseconds of torch.mm.
+        torch_mm: microseconds of torch.mm, or torch.bmm.
         times: microseconds by row, which is named by what it is; least first.
+        batch: how many such products are made at once.
     """
 
     m: int
@@ -56,11 +58,12 @@ class Record:
     rows: str
     torch_mm: float
     times: dict[str, float] = field(hash=False)
+    batch: int = 1
 
     @property
     def key(self) -> tuple[object, ...]:
         """The problem, the precision and the GPU: what a file has one record of."""
-        problem = (self.m, self.n, self.k, self.layout, self.wide, self.precision)
+        problem = (self.m, self.n, self.k, self.batch, self.layout, self.wide, self.precision)
         return (*problem, self.gpu, self.sm, self.sm_count)
 
     @property
@@ -70,8 +73,10 @@ class Record:
 
     def __str__(self) -> str:
         """The record as a block of the file."""
+        words = [self.m, self.n, self.k, self.layout, self.wide, self.precision]
+        words += [self.batch] if self.batch > 1 else []
         lines = [
-            f"problem {self.m} {self.n} {self.k} {self.layout} {self.wide} {self.precision}",
+            f"problem {' '.join(map(str, words))}",
             f"gpu {self.sm} {self.sm_count} {self.gpu}",
             f"date {self.date}",
             f"with {self.made_with}",

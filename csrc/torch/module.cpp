@@ -134,7 +134,7 @@ std::string json(const TunedRecord& r) {
   std::vector<std::string> times;
   for (const TunedRecord::Time& t : r.times) times.push_back(list({number(t.us), quoted(t.row)}));
   std::ostringstream s;
-  s << "{\"m\":" << r.m << ",\"n\":" << r.n << ",\"k\":" << r.k
+  s << "{\"m\":" << r.m << ",\"n\":" << r.n << ",\"k\":" << r.k << ",\"batch\":" << r.batch
     << ",\"layout\":" << quoted(kLayoutWords[r.layout]) << ",\"wide\":" << r.wide
     << ",\"precision\":" << quoted(r.strict ? "ieee" : "fp32") << ",\"gpu\":" << quoted(r.gpu)
     << ",\"sm\":" << r.sm << ",\"sm_count\":" << r.sm_count << ",\"date\":" << quoted(r.date)

@@ -350,15 +350,14 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   Context context = context_of(x.a);
   static const Selector selector(stages(Flavour::cuda));
   const Stage* const asked = named(op, x.kernel, Flavour::cuda);
+  const int32_t index = x.a.get_device_index();
+  const bool strict = x.precision == "ieee";
+  const auto tuned = tuned_cache(&warn);  // kept until the choice is made
+  const auto here = [&] {
+    return tuned ? tuned->cuda.on(context.device, cuda_device_name(index)) : nullptr;
+  };
   const auto choose = [&](size_t room) {
-    const int32_t index = x.a.get_device_index();
-    const bool strict = x.precision == "ieee";
-    const auto tuned = tuned_cache(&warn);  // kept until the choice is made
-    const auto anew = [&] {
-      const TunedGpu* const here =
-          tuned ? tuned->cuda.on(context.device, cuda_device_name(index)) : nullptr;
-      return selector.pick(g, context.device, strict, room, here);
-    };
+    const auto anew = [&] { return selector.pick(g, context.device, strict, room, here()); };
     thread_local Recent recent;
     return room == kAnyWorkspace ? recent.pick(g, strict, index, tuned ? tuned->serial : 0, anew)
                                  : anew();
@@ -367,7 +366,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   if (asked) {
     require(*asked, g, context.device);
     pick.row = simt::forced_row(*asked, context.device);
-    if (pick.row < 0) pick.row = selector.row(*asked, g, context.device);
+    if (pick.row < 0) pick.row = selector.row(*asked, g, context.device, strict, here());
   } else {
     pick = choose(kAnyWorkspace);
   }

@@ -338,8 +338,12 @@ Pick Selector::pick(const Gemm& g, const Device& device, bool strict, size_t wor
   return best < rows_.size() ? Pick{rows_[best].stage, rows_[best].row} : Pick{};
 }
 
-int Selector::row(const Stage& stage, const Gemm& g, const Device& device) const {
+int Selector::row(const Stage& stage, const Gemm& g, const Device& device, bool strict,
+                  const TunedGpu* tuned) const {
   if (stage.tiles.size() < 2) return 0;
+  if (const TunedProblem* const problem = find(tuned, g, strict))
+    for (const TunedTime& t : problem->times)
+      if (t.stage == &stage && has_room(stage, t.row, g, device, kAnyWorkspace)) return t.row;
   const auto number = static_cast<size_t>(&stage - all_.data());
   const size_t first = first_[number], last = first_[number + 1];
   Estimates of;
@@ -354,7 +358,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   for (const Stage& s : all_) {
     const std::string why_not = refusal(s, g, device);
     const char* const broken = breaks(s, g, strict);
-    const int by_name = row(s, g, device);
+    const int by_name = row(s, g, device, strict, tuned);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
       std::string why_not_row = why_not;
       const size_t needed = workspace_of(s, g, {.device = device, .row = static_cast<int>(i)});

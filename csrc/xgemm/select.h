@@ -71,8 +71,10 @@ class Selector {
 
   Pick pick(const Gemm& g, const Device& device, bool strict, size_t workspace = kAnyWorkspace,
             const TunedGpu* tuned = nullptr) const;
-  // The row for a stage that is called by its name, one of `all`.
-  int row(const Stage& stage, const Gemm& g, const Device& device) const;
+  // The row for a stage that is called by its name, one of `all`. Of a tuned problem, its least
+  // time.
+  int row(const Stage& stage, const Gemm& g, const Device& device, bool strict = false,
+          const TunedGpu* tuned = nullptr) const;
   // The same choice as pick's, with all that it was made from.
   Choice weigh(const Gemm& g, const Device& device, bool strict, size_t workspace = kAnyWorkspace,
                const TunedGpu* tuned = nullptr) const;

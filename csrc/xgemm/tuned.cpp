@@ -36,8 +36,9 @@ bool read_problem(std::istream& line, TunedRecord& r) {
   const auto* const found = std::find(kLayoutWords, std::end(kLayoutWords), layout);
   r.layout = static_cast<int>(found - kLayoutWords);
   r.strict = precision == "ieee";
-  return r.m > 0 && r.n > 0 && r.k >= 0 && found != std::end(kLayoutWords) && r.wide >= 0 &&
-         r.wide < 4 && (r.strict || precision == "fp32") && rest(line).empty();
+  if (!(line >> std::ws).eof() && !(line >> r.batch)) return false;
+  return r.batch > 0 && r.m > 0 && r.n > 0 && r.k >= 0 && found != std::end(kLayoutWords) &&
+         r.wide >= 0 && r.wide < 4 && (r.strict || precision == "fp32") && rest(line).empty();
 }
 
 bool read_gpu(std::istream& line, TunedRecord& r) {
@@ -115,14 +116,13 @@ std::string row_name(const Stage& s, const Tile& t) {
 
 size_t TunedGpu::Hash::operator()(const Key& key) const {
   uint64_t x = 0;
-  for (const int64_t part : {key.m, key.n, key.k, int64_t{key.kind}})
+  for (const int64_t part : {key.m, key.n, key.k, key.batch, int64_t{key.kind}})
     x = (x ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15u, x ^= x >> 32;
   return static_cast<size_t>(x);
 }
 
 const TunedProblem* TunedGpu::find(const Gemm& g, int layout, int wide, bool strict) const {
-  if (g.batch != 1) return nullptr;
-  const auto found = problems_.find({g.m, g.n, g.k, kind_of(layout, wide, strict)});
+  const auto found = problems_.find({g.m, g.n, g.k, g.batch, kind_of(layout, wide, strict)});
   return found == problems_.end() ? nullptr : &found->second;
 }
 
@@ -139,7 +139,7 @@ Tuned::Tuned(std::span<const Stage> all, const std::vector<TunedRecord>& records
       gpu = gpus_.emplace(gpus_.end());
       gpu->name = r.gpu, gpu->device = {r.sm, r.sm_count};
     }
-    TunedProblem& p = gpu->problems_[{r.m, r.n, r.k, kind_of(r.layout, r.wide, r.strict)}];
+    TunedProblem& p = gpu->problems_[{r.m, r.n, r.k, r.batch, kind_of(r.layout, r.wide, r.strict)}];
     p = {{}, r.date};
     for (const TunedRecord::Time& t : r.times)
       if (const auto row = by_name.find(t.row); row != by_name.end())

@@ -15,7 +15,8 @@ namespace xgemm {
 
 // One problem, measured on one GPU for one precision; a block of the file, in words:
 //
-//   problem 1000 50257 768 NT 2 fp32        sizes m, n, k; TablePoint's layout and wide; precision
+//   problem 1000 50257 768 NT 2 fp32        sizes m, n, k; TablePoint's layout and wide; precision;
+//                                           and how many in a batch, if they are several
 //   gpu 90 132 NVIDIA H200                  compute capability, multiprocessors, name
 //   date 2026-11-22
 //   with driver 570.1, torch 2.11.0         for people alone
@@ -29,7 +30,7 @@ struct TunedRecord {
     double us = 0;
     std::string row;  // row_name
   };
-  int64_t m = 0, n = 0, k = 0;
+  int64_t m = 0, n = 0, k = 0, batch = 1;
   int layout = 0, wide = 0;
   bool strict = false;
   int sm = 0, sm_count = 0;
@@ -66,13 +67,13 @@ class TunedGpu {
   std::string name;
   Device device;
 
-  // Null where it was not measured; a batch never is.
+  // Null where it was not measured.
   const TunedProblem* find(const Gemm& g, int layout, int wide, bool strict) const;
 
  private:
   friend class Tuned;
   struct Key {
-    int64_t m, n, k;
+    int64_t m, n, k, batch;
     int kind;  // layout, wide and precision
     bool operator==(const Key&) const = default;
   };

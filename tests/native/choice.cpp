@@ -239,7 +239,8 @@ void with_measurements() {
 
 TunedRecord record_of(const Gemm& g, bool strict, std::vector<TunedRecord::Time> times) {
   TunedRecord r;
-  r.m = g.m, r.n = g.n, r.k = g.k, r.layout = layout_of(g), r.wide = wide_of(g);
+  r.m = g.m, r.n = g.n, r.k = g.k, r.batch = g.batch;
+  r.layout = layout_of(g), r.wide = wide_of(g);
   r.strict = strict;
   r.sm = kH200.sm, r.sm_count = kH200.sm_count, r.gpu = "an invented machine";
   r.date = "2001-01-01", r.torch_mm = 5, r.times = std::move(times);
@@ -294,10 +295,31 @@ void with_tuned_problems() {
   };
   expect(untuned(contiguous(1000, 600, 500, false, false)), "not in another layout");
   expect(untuned(contiguous(1001, 600, 500, false, true)), "nor at another size");
-  expect(untuned(contiguous(1000, 600, 500, false, true, 2)), "nor for a batch");
+  const Gemm batch = contiguous(1000, 600, 500, false, true, 2);
+  expect(untuned(batch), "nor for a batch");
   Gemm scalar = g;
   ++scalar.a.data;
   expect(untuned(scalar), "nor where vectors do not fit");
+
+  const Tuned of_batch(all, {record_of(batch, true, times)});
+  const TunedGpu* const batches = of_batch.on(kH200, "");
+  const auto its_pick = [&](const Gemm& asked) {
+    return selector.pick(asked, kH200, true, kAnyWorkspace, batches);
+  };
+  expect(same(its_pick(batch), {&all[0], 0}), "a batch that was tuned");
+  expect(same(its_pick(g), selector.pick(g, kH200, true)), "and no other");
+
+  for (const int row : {0, 1}) {
+    const auto numbered = static_cast<size_t>(row);
+    const Tuned of_row(all, {record_of(g, true, {{1, named(1, 0)}, {2, named(2, numbered)}})});
+    const TunedGpu* const rows = of_row.on(kH200, "");
+    expect(selector.row(all[2], g, kH200, true, rows) == row,
+           "by its name, the row that was tuned");
+    expect(selector.row(all[2], g, kH200, false, rows) == selector.row(all[2], g, kH200),
+           "not for the other precision");
+    for (const Candidate& c : selector.weigh(g, kH200, true, kAnyWorkspace, rows).candidates)
+      if (c.stage == &all[2]) expect(c.by_name == (c.row == row), "and it is said so");
+  }
 
   const Tuned of_parts(all, {record_of(g, true, {{1, named(3, 0)}, {2, "gone 64x64x8"}})});
   const TunedGpu* const its = of_parts.on(kH200, "");

@@ -27,7 +27,7 @@ class File {
 };
 
 void reads_what_is_there() {
-  const File file(kHead + kProblem + kGpu + kRest + "\nproblem 1 2 3 TN 0 fp32\n" + kGpu +
+  const File file(kHead + kProblem + kGpu + kRest + "\nproblem 1 2 3 TN 0 fp32 16\n" + kGpu +
                   "torch.mm 2\ntime 1 x");
   const std::vector<TunedRecord> all = read_tuned(file.path);
   expect(all.size() == 2, "two records");
@@ -40,6 +40,7 @@ void reads_what_is_there() {
   expect(r.torch_mm == 1823.4 && r.times.size() == 2 && r.times[0].us == 502.13 &&
              r.times[0].row == "vec4 128x128x8 0x0" && r.times[1].us == 1000,
          "the times");
+  expect(r.batch == 1 && all[1].batch == 16, "batches");
   expect(all[1].layout == 0 && all[1].k == 3 && !all[1].strict && all[1].date.empty(),
          "the second");
   expect(read_tuned(File(kHead).path).empty(), "a file of no problems");
@@ -59,6 +60,8 @@ void says_what_is_wrong() {
       {kHead + "problem 0 2 3 NN 0 ieee\n", "line 4: not a problem"},
       {kHead + "problem 1 2 3 NN 0 tf32\n", "line 4: not a problem"},
       {kHead + "problem 1 2 3 NN 0 ieee more\n", "line 4: not a problem"},
+      {kHead + "problem 1 2 3 NN 0 ieee 0\n", "line 4: not a problem"},
+      {kHead + "problem 1 2 3 NN 0 ieee 16 more\n", "line 4: not a problem"},
       {kHead + "problem 1 99999999999999999999 3 NN 0 ieee\n", "line 4: not a problem"},
       {kHead + kProblem + "gpu 90 H200\n", "line 5: cannot make sense of"},
       {kHead + kProblem + "gpu 90 132\n", "line 5: cannot make sense of"},
