@@ -199,15 +199,10 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], estimator: Estimator) 
         f"// {facts['command']}",
         "// Microseconds: medians of turns taken with torch.mm and each other, chip hot, operands"
         " from memory.",
-        "{",
-        f'    .gpu = "{facts["device"]}",',
-        f'    .date = "{date}",',
-        f"    .sm = {sm},",
-        f"    .sm_count = {facts['multiprocessors']},",
-        f"    .skipped = {number(select_model.SKIPPED)},",
-        "    // stage; BM, BN, BK, WM, WN, TM, TN, buffers, min_blocks, cluster;",
-        "    // fixed, prologue, alone, even; GFLOP/s of an SM: TN, TT, NN, NT",
-        "    .rows = {",
+        "",
+        "// stage; BM, BN, BK, WM, WN, TM, TN, buffers, min_blocks, cluster;",
+        "// fixed, prologue, alone, even; GFLOP/s of an SM: TN, TT, NN, NT",
+        "static constexpr TableRow kRows[] = {",
     ]
     for row in listed:
         t, f = row.tile, estimator.fits[row.key]
@@ -228,8 +223,13 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], estimator: Estimator) 
         )
         model = ", ".join(number(x) for x in (f.fixed, f.prologue, f.alone, f.even))
         rates = ", ".join(number(x) for x in f.per_sm)
-        lines.append(f'        {{"{row.stage}", {shape}, {model}, {{{rates}}}}},')
-    lines += ["    },", "    // m, n, k, layout, width, microseconds by row", "    .points = {"]
+        lines.append(f'    {{"{row.stage}", {shape}, {model}, {{{rates}}}}},')
+    lines += [
+        "};",
+        "",
+        "// m, n, k, layout, width, microseconds by row",
+        "static constexpr TablePoint kPoints[] = {",
+    ]
     for point in estimator.points:
         p = point.problem
         layout, wide = place(p)
@@ -237,8 +237,21 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], estimator: Estimator) 
         while times and times[-1] == 0:
             times.pop()
         us = ", ".join(number(x) if x else "0" for x in times)
-        lines.append(f"        {{{p.m}, {p.n}, {p.k}, {layout}, {wide}, {{{us}}}}},  // {p.label}")
-    return "\n".join([*lines, "    },", "}", ""])
+        lines.append(f"    {{{p.m}, {p.n}, {p.k}, {layout}, {wide}, {{{us}}}}},  // {p.label}")
+    lines += [
+        "};",
+        "",
+        "static const Table table{",
+        f'    .gpu = "{facts["device"]}",',
+        f'    .date = "{date}",',
+        f"    .sm = {sm},",
+        f"    .sm_count = {facts['multiprocessors']},",
+        f"    .skipped = {number(select_model.SKIPPED)},",
+        "    .rows = {std::begin(kRows), std::end(kRows)},",
+        "    .points = {std::begin(kPoints), std::end(kPoints)},",
+        "};",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def report(record: Mapping[str, Any], estimator: Estimator) -> str:

@@ -577,7 +577,7 @@ def test_threads_under_the_sanitizer(file, tmp_path):
         file, [fastest("one 32x32x1 0x0 1x1 0 buffers, 1 a multiprocessor", precision="ieee")]
     )
     (tmp_path / "main.cpp").write_text(RACE)
-    (tmp_path / "table.inc").write_text("{}")
+    (tmp_path / "table.inc").write_text("static const Table table{};")
     sources = ("select.cpp", "stage.cpp", "tuned.cpp", "tuned_cache.cpp")
     command = [
         "g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{ROOT / 'csrc'}",

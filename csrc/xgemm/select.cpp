@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <stdexcept>
 
 #include "xgemm/chains.h"
@@ -158,9 +159,7 @@ std::string take_times(const TunedProblem& problem, const std::string& gpu, cons
 }  // namespace
 
 const Table& measured_table() {
-  static const Table table =
 #include XGEMM_SELECT_TABLE
-      ;
   return table;
 }
 

@@ -40,7 +40,8 @@ struct Table {
   std::vector<TablePoint> points;
 };
 
-// The one of select_table.inc.
+// The one of select_table.inc. What it is copied from is constant, since a sanitizer takes minutes
+// to compile a thousand numbers that a program makes a table of.
 const Table& measured_table();
 
 }  // namespace xgemm
