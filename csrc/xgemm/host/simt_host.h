@@ -18,9 +18,9 @@
 #include "xgemm/stage.h"
 
 // Everything that a kernel calls is inlined into it: an instruction's address then tells the line
-// of the stage that it came from, however deep in copy.h or ptx.h it was written. A sanitizer tells
-// that by the stack, and takes minutes to compile what is in one piece.
-#if defined(__SANITIZE_ADDRESS__) || defined(XGEMM_REAL_TSAN)
+// of the stage that it came from, however deep in copy.h or ptx.h it was written. AddressSanitizer
+// tells that by the stack, and takes minutes to compile what is in one piece.
+#ifdef __SANITIZE_ADDRESS__
 #define __global__
 #else
 #define __global__ __attribute__((flatten))
