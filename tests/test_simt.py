@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import threading
@@ -277,13 +278,17 @@ class Way(NamedTuple):
         with simt.configure(row=row, sm_count=FEW, share=self.share, **settings):
             xgemm_torch.sgemm(a, b, kernel=stage, **flags)
 
-    def fault(self, stage: str, row: int, data: str, **settings: str) -> str:
+    def fault(self, stage: str, row: int, data: str = "normal", **settings: str) -> str:
         """What is found wrong with it, or nothing."""
         try:
             self.run(stage, row, data, **settings)
         except RuntimeError as error:
             return str(error)
         return ""
+
+
+# It is asked for after each mutation, and is the same for all of them.
+fault_with_all_sites = functools.cache(Way.fault)
 
 
 def ways(stage: xgemm_torch.Stage) -> list[Way]:
@@ -365,6 +370,16 @@ def test_every_site_is_needed(site, layout, order):
             with pytest.raises(RuntimeError, match=CAUGHT) as error:
                 xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
         assert file in str(error.value)
+    assert is_right(stage.name, k, layout)
+
+
+@functools.cache
+def is_right(stage: str, k: int, layout: str) -> bool:
+    """The same product with all its sites, once for all of them."""
+    a, b, flags = problems.operands(70, 40, k, layout)
+    with simt.configure(share=SHARE):
+        xgemm_torch.sgemm(a, b, kernel=stage, **flags)
+    return True
 
 
 @pytest.mark.parametrize("order", simt.ORDERS)
@@ -382,12 +397,11 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
         if stage == name:
             ways_of.setdefault(row, []).append(way)
     for row, all_ways in ways_of.items():
-        faults = (
-            way.fault(name, row, data, skip=site, order=order)
-            for way, data in itertools.product(all_ways, ("normal", "wide"))
-        )
-        fault = next(filter(None, faults), "")
+        for way, data in itertools.product(all_ways, ("normal", "wide")):
+            if fault := way.fault(name, row, data, skip=site, order=order):
+                break
         assert fault, f"row {row} does without it"
+        assert not fault_with_all_sites(way, name, row, data)
         assert re.search(CAUGHT, fault) and re.search(PLACE, fault), fault
 
 

@@ -352,9 +352,8 @@ def test_a_stage_by_its_name_has_the_row_that_was_tuned(file):
 
 
 @pytest.mark.parametrize("layout", contenders.LAYOUTS)
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_check_finds_a_wrong_row(batch, layout, monkeypatch):
-    p = Problem("", 9, 7, 70, layout, batch)
+def test_the_check_looks_at_the_end_of_a_batch(layout, monkeypatch):
+    p = Problem("", 9, 7, 70, layout, 3)
     rows = [ROWS[key_of(name)] for name in ("naive", "coalesced", "mma_fp16x3")]
     assert trials.check(p, rows, "cpu") == []
     right = trials.stage_call
@@ -364,7 +363,7 @@ def test_the_check_finds_a_wrong_row(batch, layout, monkeypatch):
 
         def change(a, b):
             out = call(a, b)
-            out[..., -1, 3] *= 1 + (row.stage != "naive") * 2**-6
+            out[-1, -1, 3] *= 1 + (row.stage != "naive") * 2**-6
             return out
 
         return change

@@ -48,11 +48,11 @@ def check(p: Problem, rows: Sequence[Row], device: str = "cuda") -> list[Fault]:
     a, b = timing.operands(
         p.m, p.n, p.k, p.layout, batch=p.batch, device=device, rotate=False
     )[0]  # fmt: skip
-    rows_of = torch.linspace(0, p.m - 1, min(CHAIN_ROWS, p.m)).round().long().to(device)
+    sampled = torch.linspace(0, p.m - 1, min(CHAIN_ROWS, p.m)).round().long().to(device)
 
     def picked(t: Tensor, dim: int | None = None) -> Tensor:
         t = t if p.batch == 1 else t[[0, -1]]
-        return (t if dim is None else t.index_select(dim, rows_of)).cpu()
+        return (t if dim is None else t.index_select(dim, sampled)).cpu()
 
     some, whole = picked(a, -1 if trans_a else -2), picked(b)
     chains, first = {}, {}

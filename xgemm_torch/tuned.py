@@ -1,9 +1,10 @@
 """The file of problems that a user has tuned, and which such file ``auto`` goes by.
 
-``python -m xgemm_torch tune`` writes it. ``auto`` reads the one at `path` when it is first asked
-to choose for a CUDA tensor, and at exactly those problems takes what was fastest there; `load` and
-`clear` change that at any time, from any thread. Rows that are gone, that cannot run, or that would
-break the precision's promise are passed over: the bits of "ieee" are the same with any file.
+``python -m xgemm_torch tune`` writes it. The one at `path` is read when a kernel is first to run on
+a CUDA tensor, and at exactly those problems ``auto`` takes what was fastest there, and a stage that
+is called by its name its own fastest tile; `load` and `clear` change that at any time, from any
+thread. Rows that are gone, that cannot run, or that would break the precision's promise are passed
+over: the bits of "ieee" are the same with any file.
 """
 
 from __future__ import annotations
