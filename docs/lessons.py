@@ -205,10 +205,11 @@ wrote wgmma may not read at once: the tensor cores see shared memory through ano
 fence comes before the barrier.
 
 There are too few tiles in such a product for a whole GPU, so K is shared out. The blocks that share
-a tile are a cluster: they leave their sums in the workspace, meet, and each adds up its part of the
-tile and stores it, all in one launch. Products so deep that eight blocks are too few for a tile
-take more blocks, which make no cluster, and a second launch. Either way the sums are added in one
-order.
+a tile are a cluster: they leave their sums in shared memory, where the slices were, meet, and each
+reads the others' of its part of the tile, adds and stores it, all in one launch. What comes from
+another block takes a while: all of it is asked for before any is added. Products so deep that eight
+blocks are too few for a tile take more blocks, which make no cluster, and a second launch. Either
+way the sums are added in one order.
 
 Three bf16 parts need no scale, so nothing has to be known of a row before it is read. What they
 cannot hold, elements near the ends of FP32's range, a thread notices while it splits, for two

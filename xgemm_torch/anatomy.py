@@ -73,7 +73,7 @@ class Anatomy:
         rows, columns: shape of the block's tile of D.
         depth: K of one slice; of the whole trace where the stage has no slices.
         threads: of the block.
-        owner: (rows, columns), the thread that stores each element of D.
+        owner: (rows, columns), the thread that stores each element of D, or what others add to it.
         loads: words that came from gmem into registers.
         copies: words that cp.async brought past the registers. Where operands lie in 16-bit parts,
             a word holds a part of two neighbours along K, of which it names the first.
@@ -195,9 +195,9 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     threads = math.prod(trace.launches[launch].threads)
     words = _Table(trace.where(launch=launch), launch)
     results = words.take("global store", "D")
-    sums = words.take("global store", "W")
-    if len(results) < tile.BM * tile.BN and len(sums):  # other blocks store the rest
-        results = _sums(sums, tile.BM, tile.BN)
+    if len(results) < tile.BM * tile.BN:  # other blocks, or another launch, store the rest
+        waiting = words.take("global store", "W"), words.take("shared store")
+        results = _sums(*waiting, tile.BM, tile.BN) or results
     rows, columns = 1 + int(results.i.max()), 1 + int(results.j.max())
     owner = np.full((rows, columns), -1, dtype=np.int32)
     owner[results.i, results.j] = results.thread
@@ -279,11 +279,26 @@ class _Table:
         )
 
 
-def _sums(stores: Words, rows: int, columns: int) -> Words:
-    """Give sums that wait in the workspace the element that they are of: they lie there first."""
-    mine = stores[stores.j < rows * columns]
-    i, j = np.divmod(mine.j, columns)
-    return Words(**{**vars(mine), "i": i, "j": j})
+def _sums(in_workspace: Words, in_shared: Words, rows: int, columns: int) -> Words | None:
+    """Give sums that wait for others to add them the element that they are of.
+
+    In the workspace they lie first. In shared memory they are what one instruction of the source
+    stores a tile of, row by row, with gaps between the rows or none.
+    """
+
+    def named(words: Words, element: Ints) -> Words:
+        i, j = np.divmod(element, columns)
+        return Words(**{**vars(words), "i": i, "j": j})
+
+    if len(in_workspace):
+        mine = in_workspace[in_workspace.j < rows * columns]
+        return named(mine, mine.j)
+    for place in np.unique(in_shared.place):
+        mine = in_shared[in_shared.place == place]
+        cells, nth = np.unique(mine.word, return_inverse=True)
+        if len(cells) == len(mine) == rows * columns:
+            return named(mine, nth.astype(np.int32))
+    return None
 
 
 def _named(stores: Words, loads: Words) -> Words:

@@ -56,7 +56,7 @@ def check(p: Problem, rows: Sequence[Row], device: str = "cuda") -> list[Fault]:
 
     some, whole = picked(a, -1 if trans_a else -2), picked(b)
     chains, first = {}, {}
-    for name, share in (("chain", 0), ("chains", chain_share(p.m, p.n, p.k))):
+    for name, share in (("chain", 0), ("chains", chain_share(p.m, p.n, p.k, p.batch))):
         with simt.configure(share=share):
             chains[name] = ops.sgemm(
                 some, whole, trans_a=trans_a, trans_b=trans_b, precision="ieee"

@@ -19,6 +19,7 @@ template <int BM>
 constexpr int kNarrowSums = BM * kLong / kShareThreads;
 // Registers of a thread that multiplies, and of one that splits D's rows.
 constexpr int kNarrowRegisters = 208, kSplitterRegisters = 88;
+constexpr int kShareWarps = (kShareThreads + kSplitters) / 32;
 // Slices in parts; and those on their way from gmem, of columns and of rows.
 constexpr int kNarrowBuffers = 4, kColumnsAhead = 6, kRowsAhead = 4;
 
@@ -40,6 +41,25 @@ struct NarrowRing {
   typename Columns::Raw columns[kInRegisters<BM> ? 1 : kColumnsAhead];
   typename Rows::Raw rows[kRowsInRegisters<BM> ? 1 : kRowsAhead];
   Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];
+  uint32_t strange[kShareWarps];  // what each warp has seen: see Reach ...
+  float told;  // ... and all of them, as bits, for the cluster
+
+  // Where slices have been.
+  __device__ __forceinline__ SharedSums<BM>& sums() {
+    static_assert(sizeof(SharedSums<BM>) <= sizeof slices);
+    return *reinterpret_cast<SharedSums<BM>*>(&slices);
+  }
+
+  // What is strange of a warp's elements.
+  __device__ __forceinline__ void tell(const Reach& reach) {
+    const uint32_t seen = __reduce_or_sync(0xffffffffu, reach.strange());
+    if (threadIdx.x % 32 == 0) strange[threadIdx.x / 32] = seen;
+  }
+  // Of all of the block, once all have told.
+  __device__ __forceinline__ uint32_t all_told() const {
+    const int warp = threadIdx.x % 32;
+    return __reduce_or_sync(0xffffffffu, warp < kShareWarps ? strange[warp] : 0);
+  }
 
   // By all threads of the block.
   __device__ __forceinline__ void init() {
@@ -59,23 +79,13 @@ __device__ __forceinline__ int slices_between(int64_t k0, int64_t k1) {
   return k1 > k0 ? static_cast<int>((k1 - k0 + kSliceK - 1) / kSliceK) : 1;
 }
 
-// Leaves what is strange of a share's elements at its place of the workspace.
-__device__ __forceinline__ void leave_reach(const ShareJob& job, int64_t place,
-                                            const Reach& reach) {
-  uint32_t strange = reach.strange();
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) strange |= __shfl_xor_sync(0xffffffffu, strange, step);
-  if (threadIdx.x % 32 == 0) job.strange[place * kShareWarps + threadIdx.x / 32] = strange;
-}
-
-// D's rows from k0 to k1 into the ring. What is strange of them is left before the last slice is
+// D's rows from k0 to k1 into the ring. What is strange of them is told before the last slice is
 // handed over, so that who multiplies it knows that to be there. A fence waits for whatever the
 // thread has asked for before it: in registers a slice is asked for right after one, and comes
 // while the slice before it is split.
 template <int BM, bool kA, bool kB>
-__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, const ShareJob& job,
-                                           int64_t place, const Gemm& g, const Origin& o,
-                                           int64_t k0, int64_t k1) {
+__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, const Gemm& g,
+                                           const Origin& o, int64_t k0, int64_t k1) {
   Reach reach;
   const int count = slices_between(k0, k1);
   SharedParts<kSplitters, BM, kA> rows(g.a, o.i, g.m, k0, k1);
@@ -84,7 +94,7 @@ __device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, const S
   const auto split = [&](const auto& from, int s) {
     mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
     rows.split(ring.slices[at.stage], from, reach);
-    if (s + 1 == count) leave_reach(job, place, reach);
+    if (s + 1 == count) ring.tell(reach);
     fence_for_wgmma();
     mbarrier_arrive(&ring.full[at.stage]);
     at.advance();
@@ -227,18 +237,6 @@ __device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Re
     }
     step(odd, s + 1);
   }
-}
-
-// Leaves a share's sums at its place of the workspace.
-template <int BM>
-__device__ __forceinline__ void leave_sums(const ShareJob& job, int64_t place,
-                                           const float (&sum)[kNarrowSums<BM>]) {
-  float* const sums = job.sums + place * (BM * kLong) + threadIdx.x % 4 * 2 * kLong +
-                      RegisterParts<kShareThreads, false>::first_row();
-#pragma unroll
-  for (int e = 0; e < kNarrowSums<BM>; e += 4)
-#pragma unroll
-    for (int c = 0; c < 2; ++c) store2(sums + (e / 4 * 8 + c) * kLong, sum[e + c], sum[e + 2 + c]);
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -133,8 +133,8 @@ __device__ __forceinline__ void cluster_sync([[maybe_unused]] simt::Site site = 
 #endif
 }
 
-// What block `rank` of the cluster has in shared memory where `smem` lies here: between two
-// cluster_sync, the second of which keeps that block there.
+// What block `rank` of the cluster has in shared memory where `smem` lies here, one float or four:
+// between two cluster_sync, the second of which keeps that block there.
 __device__ __forceinline__ float load_from_block(const float* smem, unsigned rank,
                                                  [[maybe_unused]] simt::Site site = simt::here()) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -151,7 +151,27 @@ __device__ __forceinline__ float load_from_block(const float* smem, unsigned ran
       : "memory");
   return x;
 #else
-  return simt::load_from_block(smem, rank, site);
+  float x;
+  simt::load_from_block(&x, smem, sizeof x, rank, site);
+  return x;
+#endif
+}
+
+__device__ __forceinline__ void load4_from_block(float (&x)[4], const float* smem, unsigned rank,
+                                                 [[maybe_unused]] simt::Site site = simt::here()) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static_cast<void>(rank);
+  for (int w = 0; w < 4; ++w) x[w] = smem[w];
+#elif defined(__CUDACC__)
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+      : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+      : "r"(shared_address(smem)), "r"(rank)
+      : "memory");
+#else
+  simt::load_from_block(x, smem, sizeof x, rank, site);
 #endif
 }
 

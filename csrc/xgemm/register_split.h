@@ -15,7 +15,8 @@ constexpr int kLeastExponent = -50, kMostExponent = 52, kReachDepth = 20;
 // Of the first parts that a thread has seen, in both halves: the smallest magnitude but zero, less
 // one, and the largest.
 struct Reach {
-  static constexpr uint32_t kLow = 1, kHigh = 2;
+  // kShort is of a product, not of an element.
+  static constexpr uint32_t kLow = 1, kHigh = 2, kShort = 4;
   uint32_t least = 0xffffffffu, most = 0;
 
   __device__ __forceinline__ void see(uint32_t parts) {

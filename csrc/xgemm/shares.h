@@ -13,19 +13,27 @@ namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
 constexpr int kShareThreads = 256;  // of a block, that have its results; others split D's rows
-constexpr int kSplitters = 128, kShareWarps = (kShareThreads + kSplitters) / 32;
+constexpr int kSplitters = 128;
 constexpr int kLong = 128;  // rows of a tile along the longer side of D
 // Shares whose blocks make a cluster and add up what they have themselves; more take a launch more.
 constexpr int64_t kClusterShares = 8;
+
+// What a block has of a tile, in shared memory: its rows are so far apart that a warp stores
+// without bank conflicts.
+template <int BM>
+struct SharedSums {
+  static constexpr int kPitch = kLong + 4;
+  float d[BM][kPitch];
+};
 
 // D is seen with at least as many columns as rows: tiles have BM of its rows, kLong of its columns.
 struct ShareJob {
   Gemm g;
   int64_t tiles_m = 1, tiles = 1;
   int64_t shares = 1, share = 0;  // of k
-  bool cluster = false;  // the blocks of a tile are one
+  bool cluster = false;  // the blocks of a tile are one, and need no workspace
   float* sums = nullptr;  // [matrix][tile][share][row][column]
-  uint32_t* strange = nullptr;  // [matrix][tile][share][warp]: see Reach
+  uint32_t* strange = nullptr;  // [matrix][tile][share]: see Reach
 
   XGEMM_HD int64_t place(int64_t z, int64_t tile) const { return (z * tiles + tile) * shares; }
 };
@@ -38,15 +46,17 @@ XGEMM_HD Origin origin_of(const ShareJob& job, unsigned tile, int BM) {
 
 // How many shares of so many slices: those for which a large GPU is done first, a block a
 // multiprocessor; clusters leave some of those places empty. A block is worth some slices more
-// than its own. The blocks of a cluster add up what they have themselves, each its part of the
-// tile; others leave that to a launch more. Fits what was measured of narrow products (H200,
-// 2026-11-22).
+// than its own. A block that has all of K stores what it has. The blocks of a cluster add up what
+// they have themselves, each its part of the tile; others leave that to a launch more. Fits what
+// was measured of narrow products (H200, 2026-11-22).
 struct Shares {
   int64_t count = 1;
   bool cluster = true;
 };
 inline Shares shares_of(int64_t tiles, int64_t slices) {
-  constexpr int64_t kSms = 132, kOfClusters = 112, kBlock = 3, kLaunch = 1, kAdds = 8;
+  constexpr int64_t kSms = 132, kBlock = 3, kLaunch = 1, kAdds = 8, kStores = 2;
+  // A cluster is within a group of multiprocessors, few of which have more than so many.
+  constexpr int64_t kOfClusters = 112, kGroups = 8, kOfGroup = 16;
   Shares best;
   int64_t least = INT64_MAX;
   const auto consider = [&](Shares s, int64_t room, int64_t more) {
@@ -54,8 +64,10 @@ inline Shares shares_of(int64_t tiles, int64_t slices) {
         ceil_div(tiles * s.count, room) * (ceil_div(slices, s.count) + kBlock) + more;
     if (s.count >= 1 && s.count <= slices && cost < least) best = s, least = cost;
   };
-  for (int64_t s = 1; s <= kClusterShares; ++s)
-    consider({s, true}, s <= 2 ? kSms : kOfClusters, kAdds / s);
+  consider({1, true}, kSms, kStores);
+  for (int64_t s = 2; s <= kClusterShares; ++s)
+    consider({s, true}, s <= 2 ? kSms : std::min(kOfClusters, kOfGroup / s * s * kGroups),
+             kAdds / s);
   const auto apart = [&](int64_t s) { consider({s, false}, kSms, kLaunch + s / kAdds); };
   for (int64_t s = 2; s <= kClusterShares; ++s) apart(s);
   for (int64_t s = 2 * kClusterShares; s <= slices / 2 && s <= 256; s *= 2)
@@ -79,15 +91,16 @@ inline SharePlan plan_shares(const Gemm& all, const Tile& t, void* workspace) {
   const Shares shares = shares_of(job.tiles, slices);
   const int64_t each = ceil_div(slices, shares.count);
   job.shares = ceil_div(slices, each);
-  job.cluster = shares.cluster;
+  job.cluster = shares.cluster || job.shares == 1;
   job.share = each * t.BK;
+  if (job.cluster) return plan;
   Layout layout{workspace};
   const auto room = [&](int64_t words) {
     const int64_t places = std::min(g.batch, kMaxGridZ) * job.tiles * job.shares;
     return layout.place(static_cast<size_t>(places * words) * sizeof(float));
   };
   job.sums = static_cast<float*>(room(int64_t{t.BM} * kLong));
-  job.strange = static_cast<uint32_t*>(room(kShareWarps));
+  job.strange = static_cast<uint32_t*>(room(1));
   plan.bytes = layout.bytes;
   return plan;
 }
@@ -134,45 +147,14 @@ __device__ __forceinline__ float walk_again(const Gemm& g, int64_t i, int64_t j,
     a.see(x), b.see(y);
     chain = fmaf(x, y, chain);
   }
+  if (strange & Reach::kShort) return chain;
   return parts_gave(a, b, depth_of(g.k), sum) ? sum : chain;
 }
 
-// Adds up what the shares left of a tile, in order, and takes it through the epilogue: part `part`
-// of `parts`, which several blocks may do.
-template <int BM>
-__device__ void finish_tile(const ShareJob& job, const Gemm& g, unsigned tile, int part,
-                            int parts) {
-  const auto [i0, j0] = origin_of(job, tile, BM);
-  const int64_t place = job.place(blockIdx.z, tile);
-  const uint32_t* const flags = job.strange + place * kShareWarps;
-  uint32_t strange = g.k > int64_t{1} << kReachDepth ? Reach::kHigh : 0;
-  for (int64_t s = threadIdx.x % 32; s < job.shares * kShareWarps; s += 32) strange |= flags[s];
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) strange |= __shfl_xor_sync(0xffffffffu, strange, step);
-  const float* const sums = job.sums + place * (BM * kLong);
-#pragma unroll 1
-  for (int e = (part * kShareThreads + static_cast<int>(threadIdx.x)) * 4; e < BM * kLong;
-       e += parts * kShareThreads * 4) {
-    const int64_t i = i0 + e / kLong, j = j0 + e % kLong;
-    if (i >= g.m || j >= g.n) continue;
-    float sum[4];
-    load4(sum, sums + e);
-#pragma unroll 8
-    for (int s = 1; s < static_cast<int>(job.shares); ++s) {
-      float x[4];
-      load4(x, sums + s * (BM * kLong) + e);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) sum[w] += x[w];
-    }
-    if (strange) [[unlikely]] {
-#pragma unroll 1
-      for (int w = 0; w < 4; ++w) {  // they go round, and have no number that is known only here
-        const float x = j + w < g.n ? walk_again(g, i, j + w, sum[0], strange) : 0.f;
-        sum[0] = sum[1], sum[1] = sum[2], sum[2] = sum[3], sum[3] = x;
-      }
-    }
-    store_row4(g, i, j, sum);
-  }
+// What is strange of a product, whatever its elements: also that there are too few of them, as a
+// chain of so few operations is more accurate than parts.
+__device__ __forceinline__ uint32_t strange_product(const Gemm& g) {
+  return g.k > int64_t{1} << kReachDepth ? Reach::kHigh : g.k < kBf16x6.least ? Reach::kShort : 0;
 }
 
 }  // namespace XGEMM_FLAVOUR

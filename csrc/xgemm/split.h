@@ -166,11 +166,11 @@ inline SplitPlan plan_split(const Gemm& g, int parts, void* workspace, void* pac
   plan.a = operand(g.m, g.a.bs);
   if (packed_b) plan.keep(plan_packed(g, packed_b));
   else plan.b = operand(g.n, g.b.bs);
-  // The largest element and two counts for each row, from each of up to 8 blocks (split_kernel.h).
+  // Two counts for each row, from each of up to 8 blocks (split_kernel.h).
   const int64_t rows = plan.a.rows * plan.a.matrices + plan.b.rows * plan.b.matrices +
                        32 * (plan.a.matrices + plan.b.matrices);
   plan.verdict = static_cast<Verdict*>(all.place(sizeof(Verdict)));
-  plan.scratch = all.place(static_cast<size_t>(rows) * 8 * 3 * sizeof(uint32_t));
+  plan.scratch = all.place(static_cast<size_t>(rows) * 8 * 2 * sizeof(uint32_t));
   plan.bytes = all.bytes;
   return plan;
 }

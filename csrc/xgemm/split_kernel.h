@@ -52,22 +52,40 @@ __device__ __forceinline__ RowScale scale_of(uint32_t largest) {
 
 __device__ __forceinline__ uint32_t max_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-// One value of all kThreads threads that share a row; those of several warps meet in `warps`.
-template <int kThreads, class Combine>
-__device__ __forceinline__ uint32_t row_reduce(uint32_t x, uint32_t (&warps)[kSplitThreads / 32],
-                                               Combine combine) {
+// Ways to make one value of many.
+struct Largest {
+  __device__ static __forceinline__ uint32_t of(uint32_t a, uint32_t b) { return max_of(a, b); }
+  __device__ static __forceinline__ uint32_t of_warp(uint32_t x) {
+    return __reduce_max_sync(0xffffffffu, x);
+  }
+};
+struct Sum {
+  __device__ static __forceinline__ uint32_t of(uint32_t a, uint32_t b) { return a + b; }
+  __device__ static __forceinline__ uint32_t of_warp(uint32_t x) {
+    return __reduce_add_sync(0xffffffffu, x);
+  }
+};
+
+// kValues values, of all kThreads threads that share a row; those of several warps meet in `warps`.
+template <int kThreads, class Way, int kValues>
+__device__ __forceinline__ void row_reduce(uint32_t (&x)[kValues],
+                                           uint32_t (&warps)[kValues][kSplitThreads / 32]) {
   constexpr int kWarps = kThreads / 32;
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
-  if constexpr (kThreads > 32) {
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  for (uint32_t& value : x) value = Way::of_warp(value);
+  if constexpr (kWarps > 1) {
+    if (threadIdx.x % 32 == 0)
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) warps[v][threadIdx.x / 32] = x[v];
     __syncthreads();
     const int first = threadIdx.x / kThreads * kWarps;
-    x = warps[first];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) x = combine(x, warps[first + w]);
+    for (int v = 0; v < kValues; ++v) {
+      x[v] = warps[v][first];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) x[v] = Way::of(x[v], warps[v][first + w]);
+    }
   }
-  return x;
 }
 
 __device__ __forceinline__ void store_packed(char* p, const uint32_t (&x)[4]) {
@@ -95,41 +113,63 @@ struct Counts {
 
 // Splits 8 neighbours along k and stores them; `block` is where the parts of their 32 lie.
 template <Scheme S>
-__device__ __forceinline__ void split8(float (&x)[8], const RowScale& scale, int valid, char* block,
-                                       int at, Counts& counts) {
+__device__ __forceinline__ void split8(const float (&x)[8], const RowScale& scale, int valid,
+                                       char* block, int at, Counts& counts) {
   // Two factors: the exponent of a row of subnormal numbers is up to 163.
   const int first = scale.exponent < 127 ? scale.exponent : 127;
-  const float f0 = power_of_2(first), f1 = power_of_2(scale.exponent - first);
+  const float factor = power_of_2(first);
+  float t[8], least = 0x1p127f;
 #pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    x[e] = x[e] * f0 * f1;
-    const float size = fabsf(x[e]);
-    if (e < valid) counts.low += size < S.low, counts.tiny += size < S.tiny && x[e] != 0.f;
+  for (int e = 0; e < 8; ++e) t[e] = x[e] * factor;
+  if (scale.exponent > first)
+#pragma unroll
+    for (int e = 0; e < 8; ++e) t[e] *= power_of_2(scale.exponent - first);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) least = fminf(least, fabsf(t[e]));
+  // Few elements are low, and hardly any is tiny. Those that do not exist are zeros, and low.
+  if (least < S.low) {
+    counts.low -= 8 - valid;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float size = fabsf(t[e]);
+      counts.low += size < S.low, counts.tiny += size < S.tiny && t[e] != 0.f;
+    }
   }
 #pragma unroll
   for (int part = 0; part < S.parts; ++part) {
     uint32_t packed[4];
 #pragma unroll
     for (int e = 0; e < 8; e += 2) {
-      packed[e / 2] = pack_half2<S.type>(x[e], x[e + 1]);
+      packed[e / 2] = pack_half2<S.type>(t[e], t[e + 1]);
+      if (part == S.parts - 1) continue;
       float y0, y1;
       unpack_half2<S.type>(packed[e / 2], y0, y1);
-      x[e] = (x[e] - y0) * S.lo_scale;
-      x[e + 1] = (x[e + 1] - y1) * S.lo_scale;
+      t[e] = (t[e] - y0) * S.lo_scale;
+      t[e + 1] = (t[e + 1] - y1) * S.lo_scale;
     }
     store_packed(block + (part * kSplitK + at) * 2, packed);
   }
 }
 
-// 8 neighbours along k from (row, k0); zeros beyond the operand.
-__device__ __forceinline__ void load8(float (&x)[8], const View<const float>& v, int64_t row,
-                                      int64_t k0, int64_t k, bool wide) {
-  if (wide && k0 + 8 <= k) {
-    load4(x, v.ptr(row, k0));
-    load4(x + 4, v.ptr(row, k0 + 4));
+// Of the 8 elements from `at` on, how many there are if there are so many in all.
+__device__ __forceinline__ int valid_of_8(int at, int all) {
+  const int left = all - at;
+  return left > 8 ? 8 : left > 0 ? left : 0;
+}
+
+// 8 neighbours along k, of which `valid` exist; zeros for the others. wide: they lie together, and
+// move as vectors.
+__device__ __forceinline__ void load8(float (&x)[8], const float* p, int64_t step, int valid,
+                                      bool wide) {
+  if (wide && valid == 8) {
+    load4(x, p);
+    load4(x + 4, p + 4);
   } else {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] = k0 + e < k ? *v.ptr(row, k0 + e) : 0.f;
+    for (int e = 0; e < 8; ++e) {
+      x[e] = e < valid ? *p : 0.f;
+      p = opaque(p + step);
+    }
   }
 }
 
@@ -138,49 +178,59 @@ __device__ __forceinline__ void load8(float (&x)[8], const View<const float>& v,
 template <Scheme S, int kThreads, int kItems>
 __device__ void split_along_k(const SplitJob& job, int64_t group) {
   constexpr int kChunk = kThreads * 8 * kItems, kRows = kSplitThreads / kThreads;
-  XGEMM_SHARED(across, uint32_t[3][kSplitThreads / 32]);
+  XGEMM_SHARED(largest_of, uint32_t[1][kSplitThreads / 32]);
+  XGEMM_SHARED(counts_of, uint32_t[2][kSplitThreads / 32]);
   const int lane = threadIdx.x % kThreads;
   const int64_t row = group * kRows + threadIdx.x / kThreads;
   const bool mine = row < job.parts.rows * job.parts.matrices;
-  const int64_t z = mine ? row / job.parts.rows : 0, i = mine ? row % job.parts.rows : 0;
-  View<const float> v = job.x;
-  v.data += z * v.bs;
-  const bool wide = v.wide();
+  const int64_t z = mine && job.parts.matrices > 1 ? row / job.parts.rows : 0;
+  const float* const from =
+      job.x.data + z * job.x.bs + (mine ? row - z * job.parts.rows : 0) * job.x.rs;
+  const bool wide = job.x.wide();
   const int64_t chunks = ceil_div(job.parts.blocks * kSplitK, kChunk);
+  // Of a chunk's k, how many of `all` there are.
+  const auto left = [&](int64_t all, int64_t chunk) {
+    return static_cast<int>(min_of(all - chunk * kChunk, kChunk));
+  };
   float x[kItems][8];
   const auto load = [&](int64_t chunk) {
+    const int real = mine ? left(job.k, chunk) : 0;
+    const float* const p = from + chunk * kChunk * job.x.cs;
 #pragma unroll
-    for (int e = 0; e < kItems; ++e)
-      load8(x[e], v, i, chunk * kChunk + (e * kThreads + lane) * 8, mine ? job.k : 0, wide);
+    for (int e = 0; e < kItems; ++e) {
+      const int at = (e * kThreads + lane) * 8;
+      load8(x[e], p + at * job.x.cs, job.x.cs, valid_of_8(at, real), wide);
+    }
   };
-  uint32_t largest = 0;
+  uint32_t largest[1] = {};
   for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
     load(chunk);
 #pragma unroll
     for (int e = 0; e < kItems; ++e)
 #pragma unroll
-      for (int w = 0; w < 8; ++w) largest = max_of(largest, magnitude_bits(x[e][w]));
+      for (int w = 0; w < 8; ++w) largest[0] = max_of(largest[0], magnitude_bits(x[e][w]));
   }
-  largest =
-      row_reduce<kThreads>(largest, across[0], [](uint32_t a, uint32_t b) { return max_of(a, b); });
-  const RowScale scale = scale_of(largest);
+  row_reduce<kThreads, Largest>(largest, largest_of);
+  const RowScale scale = scale_of(largest[0]);
   Counts counts;
-  char* const parts = static_cast<char*>(job.parts.data) + row * job.parts.row_bytes(S.parts);
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    if (chunk) load(chunk);
+  char* parts = static_cast<char*>(job.parts.data) + row * job.parts.row_bytes(S.parts);
+  for (int64_t chunk = 0;;) {
+    const int real = left(job.k, chunk);
+    const int filled = mine ? left(job.parts.blocks * kSplitK, chunk) : 0;
 #pragma unroll
     for (int e = 0; e < kItems; ++e) {
-      const int64_t k0 = chunk * kChunk + (e * kThreads + lane) * 8;
-      if (!mine || k0 >= job.parts.blocks * kSplitK) continue;
-      const int valid = static_cast<int>(k0 + 8 <= job.k ? 8 : k0 < job.k ? job.k - k0 : 0);
-      split8<S>(x[e], scale, valid, parts + k0 / kSplitK * (kSplitK * 2 * S.parts), k0 % kSplitK,
-                counts);
+      const int at = (e * kThreads + lane) * 8;
+      if (at < filled)
+        split8<S>(x[e], scale, valid_of_8(at, real), parts + at / kSplitK * (kSplitK * 2 * S.parts),
+                  at % kSplitK, counts);
     }
+    parts += kChunk * 2 * S.parts;
+    if (++chunk >= chunks) break;
+    load(chunk);
   }
-  const auto add = [](uint32_t a, uint32_t b) { return a + b; };
-  const uint32_t low = row_reduce<kThreads>(static_cast<uint32_t>(counts.low), across[1], add);
-  const uint32_t tiny = row_reduce<kThreads>(static_cast<uint32_t>(counts.tiny), across[2], add);
-  if (mine && lane == 0) keep_scale<S>(job, row, scale, low, tiny);
+  uint32_t count[2] = {static_cast<uint32_t>(counts.low), static_cast<uint32_t>(counts.tiny)};
+  row_reduce<kThreads, Sum>(count, counts_of);
+  if (mine && lane == 0) keep_scale<S>(job, row, scale, count[0], count[1]);
 }
 
 // Lanes along rows: strips of kStrip rows, each shared out along k among the blocks of a cluster,
@@ -198,7 +248,8 @@ __device__ void split_along_rows(const SplitJob& job, int64_t block) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
   const int64_t strip = block / kCluster, strips = ceil_div(job.parts.rows, kStrip);
   const int rank = static_cast<int>(block % kCluster);
-  const int64_t z = strip / strips, row0 = strip % strips * kStrip;
+  const int64_t z = job.parts.matrices > 1 ? strip / strips : 0;
+  const int64_t row0 = (strip - z * strips) * kStrip;
   View<const float> v = job.x;
   v.data += z * v.bs;
   const bool wide = v.transposed().wide() && row0 + kStrip <= job.parts.rows;
@@ -255,19 +306,18 @@ __device__ void split_along_rows(const SplitJob& job, int64_t block) {
   }
   __syncthreads();
 
-  // What each block found of a row, for all blocks of the cluster.
-  uint32_t* const shared = job.scratch + strip * (kCluster * 3 * kStrip);
-  const auto slot = [&](int what, int block_rank) {
-    return shared + (what * kCluster + block_rank) * kStrip + thread;
-  };
+  // The largest of a row, of all blocks of the cluster.
   uint32_t most = 0;
   if (thread < kStrip)
     for (int w = 0; w < kWarps; ++w) most = max_of(most, warps[w][thread]);
   if constexpr (kCluster > 1) {
-    if (thread < kStrip) *slot(0, rank) = most;
+    XGEMM_SHARED(here, float[kStrip]);
+    if (thread < kStrip) here[thread] = bits_to_float(most);
     cluster_sync();
     if (thread < kStrip)
-      for (int r = 0; r < kCluster; ++r) most = max_of(most, *slot(0, r));
+#pragma unroll
+      for (int r = 0; r < kCluster; ++r)
+        most = max_of(most, float_to_bits(load_from_block(&here[thread], r)));
   }
   if (thread < kStrip) scales[thread] = scale_of(most);
   __syncthreads();
@@ -286,15 +336,14 @@ __device__ void split_along_rows(const SplitJob& job, int64_t block) {
       __syncthreads();
     }
     const int64_t k0 = first + chunk * kDepth;
+    const int real = static_cast<int>(min_of(depth_at(chunk), job.k - k0));
     for (int k = warp / kGroups * kSplitK; k < depth_at(chunk); k += kWarps / kGroups * kSplitK) {
       float x[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) x[e] = tile[k + at + e][row];
-      const int64_t left = job.k - (k0 + k + at);
-      const int valid = left >= 8 ? 8 : left > 0 ? static_cast<int>(left) : 0;
       if (mine)
-        split8<S>(x, scale, valid, parts + (k0 + k) / kSplitK * (kSplitK * 2 * S.parts), at,
-                  counts);
+        split8<S>(x, scale, valid_of_8(k + at, real),
+                  parts + (k0 + k) / kSplitK * (kSplitK * 2 * S.parts), at, counts);
     }
   }
 
@@ -313,12 +362,15 @@ __device__ void split_along_rows(const SplitJob& job, int64_t block) {
       count[0] += warps[2 * w][thread], count[1] += warps[2 * w + 1][thread];
   }
   if constexpr (kCluster > 1) {
-    if (thread < kStrip) *slot(1, rank) = count[0], *slot(2, rank) = count[1];
+    uint32_t* const slots = job.scratch + strip * (kCluster * 2 * kStrip) + thread;
+    if (thread < kStrip)
+      for (int c = 0; c < 2; ++c) slots[(c * kCluster + rank) * kStrip] = count[c];
     cluster_sync();
-    if (thread < kStrip && rank == 0) {
-      count[0] = count[1] = 0;
-      for (int r = 0; r < kCluster; ++r) count[0] += *slot(1, r), count[1] += *slot(2, r);
-    }
+    if (thread < kStrip && rank == 0)
+      for (int c = 0; c < 2; ++c) {
+        count[c] = 0;
+        for (int r = 0; r < kCluster; ++r) count[c] += slots[(c * kCluster + r) * kStrip];
+      }
   }
   if (thread < kStrip && rank == 0 && row0 + thread < job.parts.rows)
     keep_scale<S>(job, z * job.parts.rows + row0 + thread, scales[thread], count[0], count[1]);
@@ -400,12 +452,10 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   };
   const auto take_strips = [&] {
     if (g.k <= 512) return take.template operator()<32, 2, 16, 1>();
-    if constexpr (kCluster > 1) {
-      const bool mixed = a_along_k || b_along_k;
-      if (g.k <= 1024 && mixed) return take.template operator()<64, 2, 32, 4>();
-      if (g.k > 1024 && g.k <= 2048) return take.template operator()<128, 2, 32, 4>();
-    }
     if (g.k <= 1024) return take.template operator()<64, 2, 8, 1>();
+    if constexpr (kCluster > 1) {
+      if (g.k <= 2048) return take.template operator()<128, 2, 32, 4>();
+    }
     if (g.k <= 4096) return take.template operator()<kSplitThreads, 2, 32, kCluster>();
     take.template operator()<kSplitThreads, 4, 32, kCluster>();
   };
@@ -424,7 +474,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   b.operand = 1;
   if (plan.b_is_kept) b.grid = 0;
   a.scratch = static_cast<uint32_t*>(plan.scratch);
-  b.scratch = a.scratch + (plan.a.rows + 32) * plan.a.matrices * (8 * 3);
+  b.scratch = a.scratch + (plan.a.rows + 32) * plan.a.matrices * (8 * 2);
   if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to split");
   // What mostly does not happen gets no more blocks than work at a time.
   const int64_t at_once = int64_t{context.device.sm_count} * split_blocks(shape.strip, shape.items);

@@ -16,28 +16,61 @@ __device__ __forceinline__ float unscale(float acc, int a, int b) {
 }
 
 // What the threads that share a tile, or a part of it, find out about its rows' and columns' scales
-// before they undo them; in shared memory, so that nobody asks for a column's scale but once.
+// before they undo them; in shared memory, so that nobody asks for a scale but once.
 template <int kThreads, int kRows, int kColumns>
 struct TileScales {
-  float columns[kColumns];  // 2^-exponent
+  float rows[kRows], columns[kColumns];  // 2^-exponent
   uint32_t doubts[kThreads / 32];  // by warp, what is not plain
 
-  // Scales of [i, i + kRows) x [j, j + kColumns) of g. The threads meet before all of it is there.
-  __device__ __forceinline__ void load(const Gemm& g, const RowScale* rows_,
-                                       const RowScale* columns_, int64_t i, int64_t j, int thread) {
-    uint32_t doubt = g.k > int64_t{1} << kDepth ? kFar : 0;
+  // A thread's share of them, on their way: asked for long before they are needed.
+  static constexpr int kRowsEach = (kRows + kThreads - 1) / kThreads;
+  static constexpr int kColumnsEach = (kColumns + kThreads - 1) / kThreads;
+  struct Share {
+    RowScale rows[kRowsEach], columns[kColumnsEach];
+  };
+
+  // Of [i, i + kRows) x [j, j + kColumns) of g.
+  __device__ static __forceinline__ Share fetch(const Gemm& g, const RowScale* rows_,
+                                                const RowScale* columns_, int64_t i, int64_t j,
+                                                int thread) {
+    Share share;
 #pragma unroll
-    for (int r = thread; r < kRows; r += kThreads)
-      if (i + r < g.m) doubt |= doubt_of(rows_[i + r]);
-#pragma unroll
-    for (int c = thread; c < kColumns; c += kThreads) {
-      const RowScale scale = j + c < g.n ? columns_[j + c] : RowScale{};
-      doubt |= doubt_of(scale);
-      columns[c] = power_of_2(-scale.exponent);
+    for (int n = 0; n < kRowsEach; ++n) {
+      const int r = thread + n * kThreads;
+      share.rows[n] = r < kRows && i + r < g.m ? rows_[i + r] : RowScale{};
     }
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) doubt |= __shfl_xor_sync(0xffffffffu, doubt, step);
-    if (thread % 32 == 0) doubts[thread / 32] = doubt;
+    for (int n = 0; n < kColumnsEach; ++n) {
+      const int c = thread + n * kThreads;
+      share.columns[n] = c < kColumns && j + c < g.n ? columns_[j + c] : RowScale{};
+    }
+    return share;
+  }
+
+  // The threads meet before all of it is there.
+  __device__ __forceinline__ void put(const Share& share, int64_t k, int thread) {
+    uint32_t doubt = 0;
+#pragma unroll
+    for (int n = 0; n < kRowsEach; ++n)
+      if (const int r = thread + n * kThreads; r < kRows) doubt |= keep(rows[r], share.rows[n]);
+#pragma unroll
+    for (int n = 0; n < kColumnsEach; ++n)
+      if (const int c = thread + n * kThreads; c < kColumns)
+        doubt |= keep(columns[c], share.columns[n]);
+    tell(doubt, k, thread);
+  }
+
+  // Both, one scale after another: for threads that have no registers to spare.
+  __device__ __forceinline__ void load(const Gemm& g, const RowScale* rows_,
+                                       const RowScale* columns_, int64_t i, int64_t j, int thread) {
+    uint32_t doubt = 0;
+#pragma unroll 1
+    for (int r = thread; r < kRows; r += kThreads)
+      doubt |= keep(rows[r], i + r < g.m ? rows_[i + r] : RowScale{});
+#pragma unroll 1
+    for (int c = thread; c < kColumns; c += kThreads)
+      doubt |= keep(columns[c], j + c < g.n ? columns_[j + c] : RowScale{});
+    tell(doubt, g.k, thread);
   }
 
   // Whether parts suffice for every pair of a row and a column, and scales can be undone one by
@@ -55,6 +88,18 @@ struct TileScales {
   static constexpr float kMostRisk = 0.5f;  // two such rows have 1, with which parts still suffice
   static_assert(2 * kMostTop + kDepth < kOverflow);
 
+  __device__ static __forceinline__ uint32_t keep(float& undo, const RowScale& scale) {
+    undo = power_of_2(-scale.exponent);
+    return doubt_of(scale);
+  }
+
+  __device__ __forceinline__ void tell(uint32_t doubt, int64_t k, int thread) {
+    if (k > int64_t{1} << kDepth) doubt |= kFar;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) doubt |= __shfl_xor_sync(0xffffffffu, doubt, step);
+    if (thread % 32 == 0) doubts[thread / 32] = doubt;
+  }
+
   __device__ static uint32_t doubt_of(const RowScale& s) {
     const bool far = s.exponent < -kMostExponent || s.exponent > kMostExponent || s.top > kMostTop;
     return (far ? kFar : 0) | (s.risk < 0.f ? kTiny : 0) | (fabsf(s.risk) > kMostRisk ? kRisky : 0);
@@ -70,11 +115,10 @@ struct PartsEpilogue {
   const Gemm& g;  // of one matrix of the batch, as the scales
   const RowScale *rows, *columns;
   int64_t i, j;
-  const float* undo;  // 2^-exponent of column j and those after it, if all is plain
+  const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on, if all is plain
   bool plain;  // TileScales
 
   __device__ __forceinline__ void store(const float (&acc)[4 * kPairs]) const {
-    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
     const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
     const bool in_pairs = whole && plain && g.d.cs == 1 && g.d.rs % 2 == 0 &&
                           reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
@@ -85,8 +129,8 @@ struct PartsEpilogue {
       float x[4 * kRun];
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
-      const uint32_t right = plain ? exist : exist & unscale_each(x, row, run, exist);
-      if (plain) unscale_all(x, row, run);
+      const uint32_t right = plain ? exist : exist & unscale_each(x, run, exist);
+      if (plain) unscale_all(x, run);
       missing |= exist & ~right;
       finish(x, run, right);
       if (in_pairs) [[likely]]
@@ -119,16 +163,17 @@ struct PartsEpilogue {
     return bits;
   }
 
-  __device__ __forceinline__ void unscale_all(float (&x)[4 * kRun], const RowScale (&row)[2],
-                                              int run) const {
-    const float a[2] = {power_of_2(-row[0].exponent), power_of_2(-row[1].exponent)};
+  __device__ __forceinline__ void unscale_all(float (&x)[4 * kRun], int run) const {
+    const float a[2] = {undo_rows[0], undo_rows[8]};
 #pragma unroll
-    for (int e = 0; e < 4 * kRun; ++e) x[e] = x[e] * a[e / 2 % 2] * undo[8 * run + column_of(e)];
+    for (int e = 0; e < 4 * kRun; ++e)
+      x[e] = x[e] * a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
   }
 
   // For which of the `exist`ing ones parts suffice, a bit each.
-  __device__ __forceinline__ uint32_t unscale_each(float (&x)[4 * kRun], const RowScale (&row)[2],
-                                                   int run, uint32_t exist) const {
+  __device__ __forceinline__ uint32_t unscale_each(float (&x)[4 * kRun], int run,
+                                                   uint32_t exist) const {
+    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
     const int depth = depth_of(g.k);
     uint32_t right = 0;
 #pragma unroll

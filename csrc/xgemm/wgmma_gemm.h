@@ -117,24 +117,34 @@ __device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], u
   wgmma_commit();
 }
 
+// A thread's share of the scales of the 64 rows that `group` has of a tile, and of its columns.
+template <Tile T>
+__device__ __forceinline__ typename GroupScales<T>::Share fetch_scales(const WgmmaJob& job,
+                                                                       int64_t z, const Origin& o,
+                                                                       int group) {
+  return GroupScales<T>::fetch(job.g, job.a_parts.scales + job.a_parts.first_row(z),
+                               job.b_parts.scales + job.b_parts.first_row(z), o.i + group * 64, o.j,
+                               threadIdx.x % kWarpgroup);
+}
+
 // The epilogue of one tile: `group` has 64 rows of it.
 template <Tile T>
-__device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& scales, int64_t z,
+__device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& scales,
+                                           const typename GroupScales<T>::Share& share, int64_t z,
                                            const Origin& o, int group, const float (&sum)[64]) {
   const Gemm g = job.g.at(z);
-  const RowScale* const rows = job.a_parts.scales + job.a_parts.first_row(z);
-  const RowScale* const columns = job.b_parts.scales + job.b_parts.first_row(z);
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup, tx = lane % 4 * 2;
-  const int64_t i0 = o.i + group * 64;
+  const int row = thread / 32 * 16 + lane / 4;
   named_barrier(1 + group, kWarpgroup);  // all have read the scales of the tile before
-  scales.load(g, rows, columns, i0, o.j, thread);
+  scales.put(share, g.k, thread);
   named_barrier(1 + group, kWarpgroup);
   const PartsEpilogue<T.BN / 8> epilogue{.g = g,
-                                         .rows = rows,
-                                         .columns = columns,
-                                         .i = i0 + thread / 32 * 16 + lane / 4,
+                                         .rows = job.a_parts.scales + job.a_parts.first_row(z),
+                                         .columns = job.b_parts.scales + job.b_parts.first_row(z),
+                                         .i = o.i + group * 64 + row,
                                          .j = o.j + tx,
-                                         .undo = scales.columns + tx,
+                                         .undo_rows = scales.rows + row,
+                                         .undo_columns = scales.columns + tx,
                                          .plain = scales.plain()};
   epilogue.store(sum);
 }
@@ -193,6 +203,8 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
       mbarrier_init(&ring.empty[s], kMath * kCluster);
     }
     fence_barrier_init();
+    tma_prefetch(job.a);
+    tma_prefetch(job.b);
   }
   if constexpr (kCluster > 1) cluster_sync();
   else __syncthreads();
@@ -203,7 +215,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   // A cluster's tiles lie below each other and share their slices of B.
   const auto tiles = static_cast<uint32_t>(tile_count(job.g, T.BM * kCluster, T.BN));
   const auto origin = [&](uint32_t tile) {
-    Origin o = raster(tile % tiles, job.g.m, job.g.n, T.BM * kCluster, T.BN, T.group);
+    Origin o = raster<uint32_t>(tile % tiles, job.g.m, job.g.n, T.BM * kCluster, T.BN, T.group);
     o.i += rank * T.BM;
     return o;
   };
@@ -237,6 +249,9 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
       }
     };
     for (uint32_t step = 0; job.relay.piece(cluster, step, piece); ++step) {
+      const uint32_t z = piece.tile / tiles;
+      const Origin o = origin(piece.tile);
+      const auto scales = fetch_scales<T>(job, z, o, group);
 #pragma unroll
       for (int e = 0; e < 64; ++e) sum[e] = 0.f;
       for (int first = piece.first; first < piece.last; first += S.segment / kSplitK) {
@@ -267,7 +282,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         continue;
       }
       if (piece.first > 0) take_over<T>(job, cluster - job.relay.starter(piece.tile), group, sum);
-      store_tile<T>(job, ring.scales[group], piece.tile / tiles, origin(piece.tile), group, sum);
+      store_tile<T>(job, ring.scales[group], scales, z, o, group, sum);
     }
   }
   // A block's shared memory is to outlive what the other of the cluster sends there.

@@ -91,6 +91,9 @@ struct Fiber {
 struct Warp {
   uint32_t syncs = 0;
   uint32_t known[32][32] = {};   // [l][r]: the last sync of lane r of which lane l knows
+  uint32_t waiting = 0;          // lanes that wait in warp functions; of them ...
+  uint32_t alike = 0;            // ... those that have made the same call as ...
+  unsigned last = 0;             // ... this one, the last to come
 
   // Whether what `other` has done at time `then` comes before what `lane` does now.
   bool ordered(unsigned other, uint32_t then, unsigned lane) const {
@@ -233,8 +236,9 @@ extern thread_local Block* running;
 // Emulator code that runs on a fiber may call library templates whose one linked copy is a stage's,
 // instrumented.
 struct Quiet {
-  Quiet() { running->quiet = true; }
-  ~Quiet() { running->quiet = false; }
+  Block& block;
+  explicit Quiet(Block& b = *running) : block(b) { block.quiet = true; }
+  ~Quiet() { block.quiet = false; }
 };
 
 // Under a sanitizer plain accesses are for it to judge, and nothing is known of them here.
@@ -250,14 +254,15 @@ constexpr unsigned kMostBlocks = 16;  // of a cluster
 // Ends the running block with an error; does not return.
 [[noreturn]] void fail(const std::string& what);
 
-// Check an access, and keep what later ones are checked against.
+// Check an access, and keep what later ones are checked against. `b` is *running, which is a call
+// in a library to look up.
 void expect_aligned(const void* p, size_t bytes, const void* pc);
-void note_shared(const char* p, size_t bytes, bool write, const void* pc);
-void note_global(const char* p, size_t bytes, bool write, const void* pc);
+void note_shared(const Block& b, const char* p, size_t bytes, bool write, const void* pc);
+void note_global(const Block& b, const char* p, size_t bytes, bool write, const void* pc);
 // The same for what TMA writes into a block's shared memory for the thread that runs, ...
 void note_tma(Block& to, const char* p, size_t bytes, const void* pc);
 // ... what it reads of another block of its cluster, ...
-void note_peer_read(Block& of, const char* p, const void* pc);
+void note_peer_read(Block& of, const char* p, size_t bytes, const void* pc);
 // ... what has come, ...
 void note_landed(Block& to, const char* p, size_t bytes);
 // ... what a wgmma of the warp that runs will read ...

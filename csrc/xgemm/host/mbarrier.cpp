@@ -105,7 +105,7 @@ void mbarrier_init(Mbarrier* at, int arrivals) {
   if (arrivals < 1 || arrivals >= 1 << 20)
     fail("mbarrier: " + std::to_string(arrivals) + " arrivals at " + place(pc));
   expect_aligned(at, 8, pc);
-  note_shared(reinterpret_cast<const char*>(at), sizeof *at, true, pc);
+  note_shared(b, reinterpret_cast<const char*>(at), sizeof *at, true, pc);
   for (const MbarrierState& s : b.mbarriers)
     if (s.at == at) fail("mbarrier: initialised a second time at " + place(pc));
   b.mbarriers.push_back({.at = at,

@@ -58,7 +58,7 @@ void ldmatrix4(uint32_t (&r)[4], const void* row, Site at) {
       fail("out of bounds: ldmatrix of " + thread_name(running->self) + " at " + place(pc) +
            " reads no shared memory");
     record({.what = What::shared_load, .bytes = 16, .pc = pc, .p = p});
-    note_shared(p, 16, false, pc);
+    note_shared(*running, p, 16, false, pc);
   }
   Rows lane{r, p};
   together("ldmatrix", load, &lane, at);

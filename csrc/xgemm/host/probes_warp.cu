@@ -151,6 +151,11 @@ __global__ void warp_functions(const Gemm g) {
   wrong += __all_sync(kAll, lane < lanes) != 1 || __all_sync(kAll, lane != 6) != 0;
   if (lane % 2) wrong += __ballot_sync(0xaaaaaaaau, lane > 4) != (0xaaaaaaa0u & here);
   else wrong += __shfl_xor_sync(0x55555555u, t, 2) != (t ^ 2);
+  if (lanes == 32) {
+    const unsigned add = __reduce_add_sync(kAll, unsigned(lane)),
+                   most = __reduce_max_sync(kAll, ~t);
+    wrong += add != 31 * 16 || most != ~unsigned(first);
+  }
   float sum = 1.f;
   for (int d = lanes / 2; d; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
   wrong += sum != lanes;

@@ -19,7 +19,7 @@ void move(const Copy& c) {
 
 void finish(const Copy& c) {
   set_pending(*running, c.smem, static_cast<size_t>(c.bytes), 0);
-  note_shared(c.smem, static_cast<size_t>(c.bytes), true, c.pc);
+  note_shared(*running, c.smem, static_cast<size_t>(c.bytes), true, c.pc);
   move(c);
 }
 
@@ -94,10 +94,11 @@ void copy_issue(void* smem, const void* gmem, int bytes, int source_bytes) {
           .pc = pc,
           .p = static_cast<const char*>(smem),
           .source = source_bytes ? static_cast<const char*>(gmem) : nullptr});
-  note_shared(static_cast<char*>(smem), static_cast<size_t>(bytes), true, pc);
+  note_shared(*running, static_cast<char*>(smem), static_cast<size_t>(bytes), true, pc);
   set_pending(*running, static_cast<char*>(smem), static_cast<size_t>(bytes), running->phase);
   if (source_bytes)
-    note_global(static_cast<const char*>(gmem), static_cast<size_t>(source_bytes), false, pc);
+    note_global(*running, static_cast<const char*>(gmem), static_cast<size_t>(source_bytes), false,
+                pc);
   std::memset(smem, 0xff, static_cast<size_t>(bytes));
   running->fibers[running->self].open.push_back(
       {static_cast<char*>(smem), static_cast<const char*>(gmem), bytes, source_bytes, pc});
@@ -130,7 +131,7 @@ void copy_wait(int groups_left, Site at) {
 void atomic_max(uint32_t* p, uint32_t x) {
   const void* pc = __builtin_return_address(0);
   const Quiet quiet;
-  note_global(reinterpret_cast<const char*>(p), sizeof *p, false, pc);
+  note_global(*running, reinterpret_cast<const char*>(p), sizeof *p, false, pc);
   *p = std::max(*p, x);
 }
 

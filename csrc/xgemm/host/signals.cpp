@@ -12,7 +12,7 @@ void expect_order(const uint32_t* flag, const char* what, const Site& at, const 
     fail(std::string("signals: ") + what + " of " + thread_name(running->self) + " at " +
          place(at) + " in a launch whose blocks begin in any order");
   expect_aligned(flag, sizeof *flag, pc);
-  note_global(reinterpret_cast<const char*>(flag), sizeof *flag, false, pc);
+  note_global(*running, reinterpret_cast<const char*>(flag), sizeof *flag, false, pc);
 }
 
 // One happens-before token of a sanitizer's for all signals at a flag.

@@ -209,6 +209,7 @@ void begin_block(Machine& m, Block& b) {
   std::fill(std::begin(b.named), std::end(b.named), NamedBarrier{});
   b.warpgroups.clear();
   b.warpgroups.resize((b.threads + 127) / 128);
+  for (Warp& w : b.warps) w.waiting = w.alike = 0;
   b.recording = m.recorder && m.recorder->wants(b) ? m.recorder : nullptr;
   for (unsigned t = 0; t < b.threads; ++t) {
     Fiber& f = b.fibers[t];
@@ -309,7 +310,10 @@ void fail(const std::string& what) {
   __builtin_unreachable();   // the scheduler never resumes a block that has failed
 }
 
-dim3 thread_index() { return unravel(running->self, running->dims); }
+dim3 thread_index() {
+  const Block& b = *running;
+  return b.dims.x == b.threads ? dim3(b.self) : unravel(b.self, b.dims);  // mostly: no division
+}
 dim3 block_index() { return running->index; }
 dim3 block_dim() { return running->dims; }
 dim3 grid_dim() { return running->grid; }

@@ -174,7 +174,7 @@ void mbarrier_wait(Mbarrier* bar, int parity, Site at);
 
 unsigned cluster_rank();
 void cluster_sync(Site at);
-float load_from_block(const float* smem, unsigned rank, Site at);
+void load_from_block(void* to, const void* smem, int bytes, unsigned rank, Site at);
 void named_barrier(int id, int threads, Site at);
 
 // The destination holds NaN from the issue on; the box is copied when nothing else can happen. A
@@ -237,6 +237,25 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
                   xgemm::simt::Site at = xgemm::simt::here()) {
   return shuffle_as(xgemm::simt::Shuffle::across, mask, value, lanes, width, at);
+}
+// As shuffles: the warp meets five times where a GPU has one instruction.
+template <class Combine>
+unsigned reduce_as(unsigned mask, unsigned value, const Combine& combine, xgemm::simt::Site at) {
+  for (int lanes = 16; lanes > 0; lanes /= 2)
+    value = combine(value, __shfl_xor_sync(mask, value, lanes, 32, at));
+  return value;
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value,
+                                  xgemm::simt::Site at = xgemm::simt::here()) {
+  return reduce_as(mask, value, [](unsigned a, unsigned b) { return a + b; }, at);
+}
+inline unsigned __reduce_or_sync(unsigned mask, unsigned value,
+                                 xgemm::simt::Site at = xgemm::simt::here()) {
+  return reduce_as(mask, value, [](unsigned a, unsigned b) { return a | b; }, at);
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value,
+                                  xgemm::simt::Site at = xgemm::simt::here()) {
+  return reduce_as(mask, value, [](unsigned a, unsigned b) { return a > b ? a : b; }, at);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate,
                               xgemm::simt::Site at = xgemm::simt::here()) {

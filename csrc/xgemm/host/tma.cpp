@@ -118,7 +118,8 @@ void tma_load(void* smem, const TensorShape& map, Mbarrier* bar, int c0, int c1,
   const int c[3] = {c0, c1, c2};
   for (uint32_t r = 0; r < rows(map); ++r)
     if (const Inside in = inside(map, c, r); in.from)
-      note_global(in.from, static_cast<size_t>(in.last - in.first) * map.element, false, pc);
+      note_global(*running, in.from, static_cast<size_t>(in.last - in.first) * map.element, false,
+                  pc);
   if (mask == 0) mask = 1u << b.rank;
   for (unsigned rank = 0; rank < m.cluster; ++rank)
     if (mask >> rank & 1) issue(*m.here->blocks[rank], map, to, bar, c, at, pc);

@@ -50,15 +50,15 @@ struct Recorder {
 
 constexpr size_t kMostEvents = size_t{1} << 25;
 
-inline void record(Event e) {
-  Recorder* to = running->recording;
+inline void record(Event e, const Block& b = *running) {
+  Recorder* to = b.recording;
   if (!to) [[likely]]
     return;
-  std::vector<Event>& events = to->events[running->rank];
+  std::vector<Event>& events = to->events[b.rank];
   if (events.size() == kMostEvents)
     fail("a block with more than " + std::to_string(kMostEvents) + " events: trace a smaller k");
-  e.thread = static_cast<uint16_t>(running->self);
-  e.phase = running->passed;
+  e.thread = static_cast<uint16_t>(b.self);
+  e.phase = b.passed;
   events.push_back(e);
 }
 

@@ -20,6 +20,33 @@ std::string call_of(unsigned thread) {
          hex(f.call.mask);
 }
 
+bool alike(const Fiber& x, const Fiber& y) {
+  return same(x.at, y.at) &&
+         (x.call.function == y.call.function || !std::strcmp(x.call.function, y.call.function));
+}
+
+// The lanes that have come to the meeting which the running thread comes to, itself among them.
+// Mostly all who wait in the warp have made one call, of which the last one's speaks for all.
+uint32_t gather(const Block& b, const Warp& w, unsigned first, unsigned lane) {
+  const Fiber& f = b.fibers[first + lane];
+  const Fiber& last = b.fibers[first + w.last];
+  if (w.waiting && w.waiting == w.alike && last.call.mask == f.call.mask && alike(last, f))
+    return w.alike | 1u << lane;
+  uint32_t here = 1u << lane;
+  for (uint32_t others = w.waiting; others; others &= others - 1) {
+    const unsigned l = static_cast<unsigned>(__builtin_ctz(others));
+    const Fiber& other = b.fibers[first + l];
+    // One that does not wait for this lane may come later.
+    if (!(f.call.mask >> l & 1) || !(other.call.mask >> lane & 1)) continue;
+    if (other.call.mask != f.call.mask)
+      fail("different masks: " + call_of(first + lane) + ", " + call_of(first + l));
+    if (!alike(other, f))
+      fail("divergent warp function: " + call_of(first + lane) + ", " + call_of(first + l));
+    here |= 1u << l;
+  }
+  return here;
+}
+
 // The last one has come: everybody takes what is theirs.
 void conclude(Block& b, unsigned first, uint32_t lanes) {
   unsigned ballot = 0;
@@ -36,6 +63,8 @@ void conclude(Block& b, unsigned first, uint32_t lanes) {
   }
   for (unsigned l = 0; l < 32; ++l)
     if (lanes >> l & 1) b.fibers[first + l].wait = Wait::nothing;
+  b.warps[first / 32].waiting &= ~lanes;
+  b.warps[first / 32].alike = 0;
   machine().released = true;
 }
 
@@ -56,34 +85,28 @@ void join(Warp& w, uint32_t lanes) {
 // Arrives; true for the last one of those who meet, who need not wait and does the work, if any.
 bool arrive(const char* function, uint32_t mask, uint64_t given, int source, bool orders,
             WarpWork* work, Site at) {
-  const Quiet quiet;
   Machine& m = machine();
   Block& b = *running;
+  const Quiet quiet(b);
   const unsigned lane = b.self % 32, first = b.self - lane;
   const unsigned there = std::min(32u, b.threads - first);      // lanes that the warp has
   Fiber& f = b.fibers[b.self];
+  Warp& w = b.warps[first / 32];
   f.at = at;
   f.call = {.function = function, .mask = mask, .source = source, .given = given};
   if (!(mask >> lane & 1)) fail("mask: " + call_of(b.self) + ", which leaves out its own lane");
   f.call.mask = there == 32 ? mask : mask & ((1u << there) - 1);
   f.wait = Wait::warp;
-  uint32_t here = 0;
-  for (unsigned l = 0; l < there; ++l) {
-    const Fiber& other = b.fibers[first + l];
-    if (other.wait != Wait::warp) continue;
-    // One that does not wait for this lane may come later.
-    if (!(f.call.mask >> l & 1) || !(other.call.mask >> lane & 1)) continue;
-    if (other.call.mask != f.call.mask)
-      fail("different masks: " + call_of(b.self) + ", " + call_of(first + l));
-    if (!same(other.at, at) || std::strcmp(other.call.function, function))
-      fail("divergent warp function: " + call_of(b.self) + ", " + call_of(first + l));
-    if (l != lane) f.call.number = other.call.number;
-    here |= 1u << l;
-  }
-  if (here == 1u << lane) f.call.number = m.meetings++;      // the first one
+  const uint32_t here = gather(b, w, first, lane);
+  if (const uint32_t others = here & ~(1u << lane))
+    f.call.number = b.fibers[first + static_cast<unsigned>(__builtin_ctz(others))].call.number;
+  else f.call.number = m.meetings++;
+  w.waiting |= 1u << lane;
+  w.alike = here;
+  w.last = lane;
   if (orders) meeting_arrive(m.sanitizer, f.call.number);
   if (here != f.call.mask) return false;
-  if (orders) join(b.warps[first / 32], here);
+  if (orders) join(w, here);
   if (work) {
     void* lanes[32];
     for (unsigned l = 0; l < 32; ++l)

@@ -35,8 +35,7 @@ bool all_ordered(const Warp& w, uint32_t lanes, uint32_t then, unsigned lane) {
   return true;
 }
 
-void note_read(Cell& c, const void* pc) {
-  const Block& b = *running;
+void note_read(const Block& b, Cell& c, const void* pc) {
   const unsigned warp = b.self / 32, lane = b.self % 32;
   const Warp& w = b.warps[warp];
   c.read_pc = pc;
@@ -119,8 +118,7 @@ void note_time_of_write(const Block& b, const Cell& c) {
        place(c.write_pc) + " and has not waited for");
 }
 
-void touch(Cell& c, const char* p, bool write, const void* pc) {
-  const Block& b = *running;
+void touch(const Block& b, Cell& c, const char* p, bool write, const void* pc) {
   const unsigned warp = b.self / 32, lane = b.self % 32;
   const Warp& w = b.warps[warp];
   if (!c.inside)
@@ -150,7 +148,7 @@ void touch(Cell& c, const char* p, bool write, const void* pc) {
   if (kWatched && c.write_phase < b.first_phase)
     fail("uninitialised: " + thread_name(b.self) +
          " reads shared memory that no thread has written, at " + place(pc));
-  note_read(c, pc);
+  note_read(b, c, pc);
   if (b.clocks) note_time_of_read(b, c, 1u << warp, 0);
 }
 
@@ -166,28 +164,28 @@ bool within(const char* p, const char* base, size_t bytes) {
 }
 
 // An access to the threads' stacks, where accumulators may be in flight.
-void note_stack(const char* p, bool write, const void* pc) {
-  Block& b = *running;
+void note_stack(Block& b, const char* p, bool write, const void* pc) {
   for (const Accumulators& a : b.fibers[b.self].accumulators) {
     if (!within(p, reinterpret_cast<const char*>(a.d), a.count * sizeof(float))) continue;
-    const Quiet quiet;
+    const Quiet quiet(b);
     fail("unfinished wgmma: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
          " an accumulator of its wgmma at " + place(a.at) + " and has not waited for it");
   }
 }
 
 inline void note(void* address, size_t bytes, bool write, const void* pc, bool vector = false) {
-  if (!running || running->quiet) return;
+  Block* const block = running;   // once: in a library each look is a call
+  if (!block || block->quiet) return;
   const char* p = static_cast<const char*>(address);
-  const Block& b = *running;
-  if (within(p, b.stacks, b.stack_bytes)) return note_stack(p, write, pc);
+  Block& b = *block;
+  if (within(p, b.stacks, b.stack_bytes)) return note_stack(b, p, write, pc);
   if (within(p, b.arguments, b.argument_bytes)) return;
-  const Quiet quiet;
+  const Quiet quiet(b);
   if (vector) expect_aligned(p, bytes, pc);
   const bool shared = within(p, b.arena, kArena);
-  record({.what = access(shared, write), .bytes = static_cast<int>(bytes), .pc = pc, .p = p});
-  if (shared) note_shared(p, bytes, write, pc);
-  else note_global(p, bytes, write, pc);
+  record({.what = access(shared, write), .bytes = static_cast<int>(bytes), .pc = pc, .p = p}, b);
+  if (shared) note_shared(b, p, bytes, write, pc);
+  else note_global(b, p, bytes, write, pc);
 }
 
 }  // namespace
@@ -272,8 +270,7 @@ void note_use(const Operand& o, Operand::Use& use, bool write, const void* pc) {
 
 }  // namespace
 
-void note_global(const char* p, size_t bytes, bool write, const void* pc) {
-  Block& b = *running;
+void note_global(const Block& b, const char* p, size_t bytes, bool write, const void* pc) {
   // Elements are counted in floats, whatever they are.
   const char *const first = p - reinterpret_cast<uintptr_t>(p) % 4, *const end = p + bytes;
   const Operand* nearest = nullptr;
@@ -329,26 +326,29 @@ void note_tma(Block& to, const char* p, size_t bytes, const void* pc) {
   }
 }
 
-void note_peer_read(Block& of, const char* p, const void* pc) {
+void note_peer_read(Block& of, const char* p, size_t bytes, const void* pc) {
   const Block& b = *running;
   const auto offset = static_cast<size_t>(p - b.arena);
-  Cell& c = of.cells[offset / 4];
-  const std::string who =
-      thread_name(b.self) + " of block " + std::to_string(b.rank) + " of the cluster";
-  if (!c.inside)
-    fail("out of bounds: " + who + " reads another's shared memory outside every array at " +
-         place(pc));
-  if (c.write_phase == of.phase && !knows_write(of, c, b.agent(b.self)))
-    race(p, false, pc, true, writer(c) + " of another block", c.write_pc);
-  if (c.pending_phase >= of.first_phase) unfinished(c, false, pc);
-  if (kWatched && c.write_phase < of.first_phase)
-    fail("uninitialised: " + who +
-         " reads another's shared memory that no thread has written, at " + place(pc));
-  // Whoever writes it next must have met all of them.
-  c.read_phase = of.phase;
-  c.read_warp = kMany;
-  c.read_pc = pc;
-  note_time_of_read(of, c, ~0u >> (32 - of.warp_count()), 0);
+  const auto who = [&] {
+    return thread_name(b.self) + " of block " + std::to_string(b.rank) + " of the cluster";
+  };
+  for (size_t i = offset / 4; i < (offset + bytes) / 4; ++i) {
+    Cell& c = of.cells[i];
+    if (!c.inside)
+      fail("out of bounds: " + who() + " reads another's shared memory outside every array at " +
+           place(pc));
+    if (c.write_phase == of.phase && !knows_write(of, c, b.agent(b.self)))
+      race(b.arena + i * 4, false, pc, true, writer(c) + " of another block", c.write_pc);
+    if (c.pending_phase >= of.first_phase) unfinished(c, false, pc);
+    if (kWatched && c.write_phase < of.first_phase)
+      fail("uninitialised: " + who() +
+           " reads another's shared memory that no thread has written, at " + place(pc));
+    // Whoever writes it next must have met all of them.
+    c.read_phase = of.phase;
+    c.read_warp = kMany;
+    c.read_pc = pc;
+    note_time_of_read(of, c, ~0u >> (32 - of.warp_count()), 0);
+  }
 }
 
 void note_landed(Block& to, const char* p, size_t bytes) {
@@ -401,10 +401,10 @@ void note_wgmma_done(const char* p, size_t bytes, unsigned warpgroup, const void
   }
 }
 
-void note_shared(const char* p, size_t bytes, bool write, const void* pc) {
-  const auto offset = static_cast<size_t>(p - running->arena);
+void note_shared(const Block& b, const char* p, size_t bytes, bool write, const void* pc) {
+  const auto offset = static_cast<size_t>(p - b.arena);
   for (size_t i = offset / 4; i <= (offset + bytes - 1) / 4; ++i)
-    touch(running->cells[i], p, write, pc);
+    touch(b, b.cells[i], p, write, pc);
 }
 
 }  // namespace xgemm::simt

@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   const Gemm g = job.g.at(z);
   const RowScale *rows = job.a.scales + job.a.first_row(z),
                  *columns = job.b.scales + job.b.first_row(z);
-  shared.scales.load(g, rows, columns, o.i, o.j, threadIdx.x);
+  auto& scales = shared.scales;
+  scales.load(g, rows, columns, o.i, o.j, threadIdx.x);
   __syncthreads();
   const int column = tx + lane % 4 * 2;
 #pragma unroll
@@ -56,8 +57,9 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
                             .columns = columns,
                             .i = o.i + ty + 16 * i + lane / 4,
                             .j = o.j + column,
-                            .undo = shared.scales.columns + column,
-                            .plain = shared.scales.plain()}
+                            .undo_rows = scales.rows + ty + 16 * i + lane / 4,
+                            .undo_columns = scales.columns + column,
+                            .plain = scales.plain()}
         .store(sum[i]);
 }
 

@@ -5,7 +5,7 @@
 
 #include <iterator>
 
-#include "xgemm/narrow_gemm.h"
+#include "xgemm/narrow_epilogue.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow {
 
@@ -34,31 +34,44 @@ constexpr Tile kTiles[] = {
     tile(64, 60.f),
 };
 
-template <int kRow, bool kA, bool kB, bool kCluster>
+// Who takes a tile's sums through the epilogue: the block that has all of K, the blocks of a
+// cluster, or those of another launch.
+enum Finish : int { kHere, kInCluster, kAfter };
+
+template <int kRow, bool kA, bool kB, int kFinish>
 __global__ void __launch_bounds__(kShareThreads + kSplitters, 1) kernel(const ShareJob job) {
   constexpr int BM = kTiles[kRow].BM;
   XGEMM_SHARED_DYNAMIC(ring, NarrowRing<BM, kA, kB>);
-  if constexpr (!kCluster) let_next_launch_begin();
+  if constexpr (kFinish == kAfter) let_next_launch_begin();
   const Gemm g = job.g.at(blockIdx.z);
   const auto shares = static_cast<unsigned>(job.shares);
   const unsigned tile = blockIdx.x / shares, share = blockIdx.x % shares;
   const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
-  const auto place = [&] { return job.place(blockIdx.z, tile) + share; };
   const auto origin = [&] { return origin_of(job, tile, BM); };
   ring.init();
   if (threadIdx.x >= kShareThreads) {
     registers_down<kSplitterRegisters>();
-    split_rows(ring, job, place(), g, origin(), k0, k1);
+    split_rows(ring, g, origin(), k0, k1);
   } else {
     registers_up<kNarrowRegisters>();
     float sum[kNarrowSums<BM>] = {};
     Reach reach;
     multiply_share(sum, reach, ring, g, origin(), k0, k1);
-    leave_sums<BM>(job, place(), sum);
-    leave_reach(job, place(), reach);
-    if constexpr (kCluster) {
-      cluster_sync();
-      finish_tile<BM>(job, g, tile, static_cast<int>(share), static_cast<int>(shares));
+    ring.tell(reach);
+    named_barrier(1, kShareThreads);  // all have, and are done with the ring
+    const uint32_t strange = ring.all_told() | strange_product(g);
+    if constexpr (kFinish == kHere) {
+      store_sums<BM>(ring.sums(), g, origin(), sum, strange);
+    } else if constexpr (kFinish == kInCluster) {
+      leave_sums<BM, SharedSums<BM>::kPitch>(ring.sums().d[0], sum);
+      if (threadIdx.x == 0) ring.told = bits_to_float(strange);
+      cluster_sync();  // all of the cluster have left theirs
+      finish_in_cluster<BM>(ring.sums(), &ring.told, g, origin(), static_cast<int>(share),
+                            static_cast<int>(shares));
+    } else {
+      const int64_t place = job.place(blockIdx.z, tile) + share;
+      leave_sums<BM, kLong>(job.sums + place * (BM * kLong), sum);
+      if (threadIdx.x == 0) job.strange[place] = strange;
     }
   }
 }
@@ -68,7 +81,7 @@ template <int kRow>
 __global__ void __launch_bounds__(kShareThreads) add(const ShareJob job, int parts) {
   wait_for_launch_before();
   finish_tile<kTiles[kRow].BM>(job, job.g.at(blockIdx.z), blockIdx.x / static_cast<unsigned>(parts),
-                               static_cast<int>(blockIdx.x) % parts, parts);
+                               static_cast<int>(blockIdx.x) % parts);
 }
 
 size_t workspace(const Gemm& g, const Context& context) {
@@ -81,10 +94,12 @@ void run_row(const Gemm& all, const Context& context) {
   static_assert(sizeof(NarrowRing<T.BM, true, true>::slices) == T.smem());
   ShareJob job = plan_shares(all, T, context.workspace).job;
   const Gemm g = job.g;
-  const bool cluster = job.cluster;
+  const Finish finish = job.shares == 1 ? kHere : job.cluster ? kInCluster : kAfter;
   void (*const kernel_of_job)(ShareJob) = by_major(
       [&](auto a, auto b) {
-        return cluster ? kernel<kRow, a(), b(), true> : kernel<kRow, a(), b(), false>;
+        return finish == kHere        ? kernel<kRow, a(), b(), kHere>
+               : finish == kInCluster ? kernel<kRow, a(), b(), kInCluster>
+                                      : kernel<kRow, a(), b(), kAfter>;
       },
       g);
   constexpr int kParts = T.BM * T.BN / kShareThreads / 4;  // four elements a thread
@@ -97,9 +112,9 @@ void run_row(const Gemm& all, const Context& context) {
            {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
             .block = dim3(kShareThreads + kSplitters),
             .smem = sizeof(NarrowRing<T.BM, true, true>),
-            .cluster = cluster ? static_cast<unsigned>(job.shares) : 1},
+            .cluster = finish == kInCluster ? static_cast<unsigned>(job.shares) : 1},
            context, job);
-    if (!cluster)
+    if (finish == kAfter)
       launch(add<kRow>,
              {.grid = dim3(static_cast<unsigned>(job.tiles * kParts), 1, matrices),
               .block = dim3(kShareThreads),
