@@ -23,7 +23,7 @@ from . import ninja_file
 if TYPE_CHECKING:
     from .library import Plan
 
-_WITH_LINES = "-O1 -g1 -fno-omit-frame-pointer"
+_WITH_LINES = "-g1 -fno-omit-frame-pointer"
 SANITIZERS = {
     "plain": "",
     "asan": f"{_WITH_LINES} -fsanitize=address,undefined -fno-sanitize-recover=all",
@@ -55,11 +55,16 @@ def write(
         out = program(plan.build_dir, name)
         # The scheduler of the fibers is no part of what ThreadSanitizer watches.
         watched = flags.replace("-fsanitize=thread ", "") if name == "tsan" else flags
-        units = [(path, f"{cpp} {watched} -DXGEMM_WITH_CUDA=0") for path in plan.sources.cpp]
-        units += [(path, f"{cpp} {flags} -DXGEMM_WITH_CUDA=0") for path in mains]
+        # Under sanitizers all but the emulator is compiled for longer than it runs.
+        quick = "-O1" if flags else ""
+        units = [
+            (path, f"{cpp} {watched} {'' if 'host' in path.parts else quick} -DXGEMM_WITH_CUDA=0")
+            for path in plan.sources.cpp
+        ]
+        units += [(path, f"{cpp} {flags} {quick} -DXGEMM_WITH_CUDA=0") for path in mains]
         objects = list(host_kernels) if name == "plain" else []
         if name != "plain":
-            units += [(path, f"{kernel} {cpp} {flags}") for path in kernels]
+            units += [(path, f"{kernel} {cpp} {flags} {quick}") for path in kernels]
         for path, unit_flags in units:
             objects.append(out.parent / f"{path.stem}.o")
             file.build("cxx", objects[-1], [path], flags=unit_flags, label=name)

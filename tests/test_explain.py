@@ -127,7 +127,7 @@ def test_auto_without_memory_for_a_workspace(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     size = (4096, 4096, 4096)
     needed = xgemm_torch.explain(*size, kernel=name).workspace
-    for room in (needed, needed - 1, 0):
+    for room in (needed, max(needed - 1, 0), 0):
         found = xgemm_torch.explain(*size, workspace=room)
         assert found.workspace <= room
         for c in found.candidates:
@@ -138,7 +138,11 @@ def test_auto_without_memory_for_a_workspace(name, monkeypatch):
                 assert c.why == (
                     f"needs {c.workspace} bytes of workspace, there is memory for {room}"
                 )
-    assert found.kernel in problems.STRICT
+    fit = [c for c in found.candidates if c.legal]
+    best = min(fit, key=lambda c: c.predicted_us)
+    assert (found.kernel, found.row) == (best.kernel, best.row)
+    ieee = xgemm_torch.explain(*size, workspace=0, precision="ieee")
+    assert ieee.kernel in problems.STRICT and ieee.workspace == 0
     assert xgemm_torch.explain(*size, workspace=2**60) == xgemm_torch.explain(*size)
 
 

@@ -284,6 +284,16 @@ def test_the_epilogue_is_of_the_product(stage, row, device):
 
 
 @on_every_device
+@pytest.mark.parametrize("stage, row", [(s, r) for s, r in ROWS if s != "few_rows"])
+@pytest.mark.parametrize("k", [1, 2, 15])
+def test_a_short_product_is_the_chain(stage, row, k, device):
+    """Its few roundings are fewer than those of parts; few_rows has no parts."""
+    a, b = problems.normal(130, k), problems.normal(k, 140)
+    with simt.configure(row=row):
+        assert same_bits(run(stage, a, b, device=device), chain(a, b))
+
+
+@on_every_device
 @on_every_row
 def test_no_k_gives_c(stage, row, device):
     a, b, c = torch.empty(33, 0), torch.empty(0, 40), problems.normal(33, 40)

@@ -124,6 +124,20 @@ def test_products_of_every_row(stage, row, layout, device):
 
 
 @on_every_device
+@pytest.mark.parametrize("row", [row for stage, row in ROWS if stage == "outer"])
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+@pytest.mark.parametrize("k", [2, 5, 8, 9])
+def test_strips_of_a_short_product(k, row, layout, device):
+    """outer takes strips of rows where they are enough for half of the multiprocessors."""
+    a, b, flags = problems.operands(150, 530, k, layout, data="wide")
+    c = problems.wide(150, 530)
+    options = flags | {"alpha": 1.7, "beta": -0.3}
+    with simt.configure(row=row, sm_count=1):
+        assert right("outer", run("outer", a, b, c, device, **options), a, b, c, **options)
+        assert right("outer", run("outer", a, b, device=device, **flags), a, b, **flags)
+
+
+@on_every_device
 @on_every_stage
 def test_a_row_that_is_not_there(stage, device):
     a, b, _ = problems.operands(3, 4, 5)

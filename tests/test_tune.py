@@ -372,6 +372,14 @@ def test_the_check_looks_at_the_end_of_a_batch(layout, monkeypatch):
     assert {f.key for f in trials.check(p, rows, "cpu")} == {row.key for row in rows[1:]}
 
 
+def test_the_check_knows_the_chains_of_a_batch():
+    p = Problem("", 2, 3, 800, "NN", 16)
+    share = xgemm_torch.chain_share
+    assert 0 < share(2, 3, 800) != share(2, 3, 800, 16) > 0
+    rows = [row for row in ROWS.values() if row.splits]
+    assert rows and trials.check(p, rows, "cpu") == []
+
+
 @pytest.mark.parametrize("layout", contenders.LAYOUTS)
 @pytest.mark.parametrize("size", [(1000, 600, 500), (1, 600, 500), (1000, 1, 500), (33, 35, 1)])
 def test_a_problem_is_found_again(size, layout, file):
