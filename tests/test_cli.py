@@ -79,6 +79,40 @@ def test_a_missing_package_is_named(capsys, monkeypatch):
     assert "pip install" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "package"),
+    [
+        (["explain", "64", "64", "64"], "rich"),
+        (["ladder", "--size", "32"], "rich"),
+        (["ladder", "--size", "32", "--race"], "matplotlib"),
+        (["accuracy", "--size", "8", "--k", "2"], "tqdm"),
+        (["train"], "rich"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else " ".join(v),
+)
+def test_packages_that_torch_does_not_bring(arguments, package):
+    done = python(
+        "import sys\n"
+        "for name in ('rich', 'tqdm', 'matplotlib'): sys.modules[name] = None\n"
+        f"sys.exit(__import__('xgemm_torch.__main__').__main__.main({arguments!r}))\n"
+    )
+    assert done.returncode == 2, done.stderr
+    want = f"{arguments[0]} needs the package {package}: pip install {package}"
+    assert done.stderr.strip().splitlines()[-1] == want
+
+
+def test_info_without_rich():
+    done = python(
+        "import sys\n"
+        "sys.modules['rich'] = None\n"
+        "sys.exit(__import__('xgemm_torch.__main__').__main__.main(['info', '--self-test']))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert f"torch: {torch.__version__}, CUDA" in done.stdout and lines[-1] == "OK"
+    assert len([line for line in lines if line.startswith("OK ")]) == len(NAMES) * len(DEVICES)
+
+
 # info
 
 
@@ -264,8 +298,15 @@ def test_explain_says_how_and_with_what_memory(capsys):
 
 def test_explain_agrees_with_the_function():
     mine = explain_command.choose(300, 200, 100, sm=90, sm_count=132)
-    if NO_GPU:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)  # so an H200 is assumed
         assert xgemm_torch.explain(300, 200, 100).kernel == mine["kernel"]
+
+
+def test_explain_of_nothing(capsys):
+    for sizes in (["0", "4", "4"], ["4", "4", "4", "--batch", "0"]):
+        assert main(["explain", *sizes]) == 0
+        assert "none: the result is empty, so nothing is launched" in capsys.readouterr().out
 
 
 def test_explain_refuses_negative_sizes(capsys):

@@ -252,6 +252,12 @@ def _parametrized() -> nn.Linear:
     return nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
 
 
+def _with(name: str, value: object) -> nn.Linear:
+    layer = nn.Linear(2, 2)
+    setattr(layer, name, value)
+    return layer
+
+
 def _scripted() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -278,7 +284,12 @@ def _wrapped() -> nn.Linear:
         (lambda: nn.Linear(2, 2, dtype=torch.bfloat16), "its weight is bfloat16"),
         (_patched, "its forward was replaced"),
         (_wrapped, "its weight is a Wrapped"),
-        (_scripted, "scripted"),
+        (_scripted, "scripted: its code is fixed"),
+        (lambda: _with("activation", "relu"), "has an attribute activation of its own"),
+        (lambda: _with("activation", nn.ReLU()), "has an attribute activation of its own"),
+        (lambda: _with("packed", True), "has an attribute packed of its own"),
+        (lambda: _with("kernel", nn.Identity()), "has an attribute kernel of its own"),
+        (lambda: _with("precision", nn.Parameter(torch.ones(1))), "has an attribute precision"),
         (lambda: nn.Bilinear(2, 2, 2), "a bilinear form"),
         (Linear4bit, "no torch.nn.Linear"),
         (lambda: nn.Linear(2, 100), "fewer than 3 features"),
@@ -288,8 +299,9 @@ def _wrapped() -> nn.Linear:
 )
 def test_skipped_with_a_reason(make, reason):
     model = nn.Sequential(make(), nn.Linear(3, 3))
-    kind = type(model[0])
+    kind, before = type(model[0]), dict(vars(model[0]))
     report = xgemm_torch.convert(model, min_features=3)
+    assert dict(vars(model[0])) == before
     swapped, why = rows(report)["0"]
     assert not swapped
     assert reason in why

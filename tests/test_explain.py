@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import problems
 import pytest
 import torch
 
 import xgemm_torch
+from xgemm_torch import explain_command
 
 
 def test_stages_are_the_operators():
@@ -151,6 +153,46 @@ def test_empty_results_launch_nothing(monkeypatch):
     found = xgemm_torch.explain(0, 4, 5)
     assert (found.kernel, found.tile, found.blocks) == ("none", None, 0)
     assert "nothing is launched" in str(found)
+    for kernel in ("auto", *problems.STAGES):
+        for m, n in ((0, 4), (4, 0), (0, 0)):
+            found = xgemm_torch.explain(m, n, 5, kernel=kernel)
+            assert (found.kernel, found.blocks, found.candidates) == ("none", 0, ())
+            if kernel != "auto":  # the host flavour
+                same = xgemm_torch.explain(torch.ones(m, 5), torch.ones(5, n), kernel=kernel)
+                assert (same.kernel, same.why) == ("none", found.why)
+
+
+SIZES = (0, 1, 3, 129, 2**20, 2**31 + 1, 2**40, 2**58, 2**61 - 1, 2**62)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 7, 2**33])
+@pytest.mark.parametrize("precision", ["fp32", "ieee"])
+def test_any_size_has_an_answer_or_an_error(batch, precision):
+    """And a plan of every row: nothing overflows, and nobody divides by nothing."""
+    answers = 0
+    for m, n, k in itertools.product(SIZES, SIZES, SIZES):
+        try:
+            found = explain_command.choose(
+                m, n, k, batch=batch, precision=precision, sm=90, sm_count=132
+            )
+        except ValueError as error:
+            assert "2^63 bytes or more" in str(error)
+            assert 4 * max(1, batch) * max(m * n, m * k, k * n, m, n, k) >= 2**63
+            continue
+        answers += 1
+        assert (found["kernel"] is None) == (m * n * batch == 0 or k > 2**33), (m, n, k)
+        for row in found["candidates"]:
+            assert min(row["workspace"], row["blocks"], row["waves"]) >= 0
+            assert row["able"] <= (k <= 2**33)
+    assert answers > 50
+
+
+@pytest.mark.parametrize("kernel", problems.STAGES)
+def test_a_longer_k_than_stages_count_is_refused(kernel):
+    """No memory is needed for that: strides may be 0."""
+    a, b = torch.ones(1, 1).expand(1, 2**34), torch.ones(1, 1).expand(2**34, 1)
+    with pytest.raises(ValueError, match=rf"{kernel}: takes K up to {2**33}, this is {2**34}"):
+        xgemm_torch.sgemm(a, b, kernel=kernel)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +203,7 @@ def test_empty_results_launch_nothing(monkeypatch):
         ((1, 2, True), {}, TypeError, "two tensors or three sizes"),
         ((torch.ones(2, 2), torch.ones(2, 2), 3), {}, TypeError, "two tensors or three sizes"),
         ((torch.ones(2, 2), 3), {}, TypeError, "b must be a tensor, got int"),
-        ((-1, 2, 3), {}, ValueError, "sizes must not be negative, got .-1, 2, 3."),
+        ((-1, 2, 3), {}, ValueError, "sizes must not be negative, got -1 x 2 x 3"),
         ((1, 2, 3), {"workspace": -1}, ValueError, "workspace must not be negative, got -1"),
         ((1, 2, 3), {"kernel": "nope"}, ValueError, "explain: no kernel named 'nope'"),
         ((1, 2, 3), {"precision": "tf32"}, ValueError, "explain: precision must be"),

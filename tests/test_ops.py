@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import warnings
 
+import numpy
 import problems
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import xgemm_torch
+from xgemm_torch import accuracy
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -73,6 +76,12 @@ def test_opcheck(name, grad):
     ]
     for args, kwargs in samples:
         torch.library.opcheck(op(name).default, args, kwargs)
+
+
+@pytest.mark.parametrize("kernel", ["auto", *(s.name for s in xgemm_torch.stages() if s.packs)])
+def test_opcheck_prepack(kernel):
+    b = problems.normal(4, 5)
+    torch.library.opcheck(torch.ops.xgemm.prepack.default, (b,), {"kernel": kernel})
 
 
 def test_opcheck_out():
@@ -240,6 +249,41 @@ def test_a_stage_with_other_bits_refuses_ieee(name):
         op(name)(a, b, precision="ieee")
 
 
+@pytest.mark.parametrize("arg", ["alpha", "beta"])
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (torch.tensor(2.0, requires_grad=True), TypeError, "must be a real number, got Tensor"),
+        (torch.tensor(1.0), TypeError, "must be a real number, got Tensor"),
+        ("2", TypeError, "must be a real number, got str"),
+        (2j, TypeError, "must be a real number, got complex"),
+        (True, TypeError, "must be a real number, got bool"),
+        (1e39, ValueError, r"is 1e\+39, beyond float32's largest number"),
+        (-(10**40), ValueError, r"is -1e\+40, beyond float32's largest number"),
+        (3.4028235677973366e38, ValueError, r"is 3.40282e\+38, beyond float32's largest number"),
+    ],
+    ids=["with a gradient", "tensor", "str", "complex", "bool", "large", "large int", "rounds up"],
+)
+def test_factors_that_are_refused(arg, value, kind, text):
+    a, b, c = torch.zeros(2, 3), torch.ones(4, 3), torch.zeros(2, 4)
+    with pytest.raises(kind, match=f"^sgemm: {arg} {text}"):
+        xgemm_torch.sgemm(a, b, c, trans_b=True, **{arg: value})
+    if isinstance(value, float):
+        with pytest.raises(ValueError, match=f"{arg} {text}"):
+            op("sgemm")(a, b, c, trans_b=True, **{arg: value})
+
+
+@pytest.mark.parametrize(
+    "value", [2, -0.5, 0, numpy.float32(2), numpy.int64(3), accuracy.FLT_MAX, math.inf, -math.inf]
+)
+def test_factors_that_are_taken(value):
+    a, b, c = torch.ones(2, 3), torch.ones(3, 4), torch.zeros(2, 4)
+    got = xgemm_torch.sgemm(a, b, alpha=value)
+    assert torch.equal(got, torch.full((2, 4), float(value)).mul(3))
+    got = xgemm_torch.sgemm(a, b, c + 1, beta=value)
+    assert torch.equal(got, 3 + torch.full((2, 4), float(value)))
+
+
 # ------------------------------------------------------------------------------ out=
 
 
@@ -261,6 +305,19 @@ def test_out_may_be_c(kernel):
     c = problems.integers(4, 5)
     want = problems.exact(a, b, c, beta=3.0).float()
     xgemm_torch.sgemm(a, b, c, beta=3.0, kernel=kernel, out=c)
+    assert torch.equal(c, want)
+
+
+@pytest.mark.parametrize("kernel", ["auto", problems.STAGES[0]])
+@pytest.mark.parametrize(
+    "shape", [(16, 1), (1, 16), (1, 1), (3, 4, 1), (3, 1, 5), (1, 4, 5), (1, 1, 1)], ids=str
+)
+def test_out_may_be_c_whatever_the_strides_of_axes_of_size_1(shape, kernel):
+    *batch, m, n = shape
+    a, b = problems.integers(*batch, m, 7), problems.integers(*batch, 7, n)
+    c = problems.integers(*shape)
+    want = c + a @ b
+    assert xgemm_torch.sgemm(a, b, c, kernel=kernel, out=c) is c
     assert torch.equal(c, want)
 
 
@@ -467,8 +524,8 @@ def test_gradient_of_c_where_beta_is_zero():
     a, b, _ = problems.operands(3, 4, 5)
     c = torch.full((3, 4), torch.nan, requires_grad=True)
     y = xgemm_torch.sgemm(a.requires_grad_(), b, c, beta=0.0)
-    grads = torch.autograd.grad(y, (a, c), torch.full((3, 4), torch.inf), allow_unused=True)
-    assert grads[1] is None or torch.equal(grads[1], torch.zeros(3, 4))
+    grads = torch.autograd.grad(y, (a, c), torch.full((3, 4), torch.inf))
+    assert torch.equal(grads[1], torch.zeros(3, 4)), "as torch.addmm's"
     assert torch.autograd.grad(xgemm_torch.sgemm(a, b, c, beta=0.0).sum(), a)[0].isfinite().all()
 
 

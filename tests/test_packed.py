@@ -295,6 +295,49 @@ def test_a_copy_packs_its_own_weight():
         assert same_bits(xgemm_torch.linear(x, other, kernel=PACKS[0]), want)
 
 
+def test_a_copy_is_packed_when_it_is_used():
+    """Loaders may fill its weight after they have made it."""
+    w, x = problems.normal(20, K), problems.normal(9, K)
+    other = copy.deepcopy(kept(w))
+    assert "no parts" in repr(other)
+    other.weight.mul_(2.0)
+    other.check()
+    want = xgemm_torch.linear(x, 2 * w, kernel=PACKS[0])
+    assert same_bits(xgemm_torch.linear(x, other, kernel=PACKS[0]), want)
+    assert "bytes of parts" in repr(other)
+    other.weight.mul_(2.0)
+    with pytest.raises(RuntimeError, match="stale"):
+        other.check()
+
+
+def test_torchs_old_format_of_files():
+    """It fills storages after all objects are made, and no version tells of that."""
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack()
+    file = io.BytesIO()
+    torch.save(layer, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    loaded, x = torch.load(file, weights_only=False), problems.normal(9, K)
+    assert same_bits(loaded(x), layer(x))
+    assert "bytes of parts" in repr(loaded.packed)
+
+
+def test_copies_whose_weight_cannot_be_packed():
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack()
+    x = problems.normal(9, K)
+    want = layer(x)
+    with torch.inference_mode():
+        other = copy.deepcopy(layer)
+        assert same_bits(other(x), want)
+    assert other.packed.parts is None
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False, map_location="meta")
+    assert loaded(x.to("meta")).shape == (9, 20)
+    with pytest.raises(TypeError, match="x must be float32, got float16"):
+        copy.deepcopy(copy.deepcopy(layer).half())(x.half())
+
+
 # ------------------------------------------------------------------------------ errors
 
 W = torch.ones(6, 5)
@@ -356,7 +399,7 @@ def test_wrong_products():
         (lambda: xgemm_torch.sgemm(x, upright), ValueError, "inner sizes differ"),
         (lambda: xgemm_torch.matmul(x, upright), ValueError, "inner sizes differ"),
         (lambda: xgemm_torch.matmul(x[None], upright), ValueError, "inner sizes differ"),
-        (lambda: xgemm_torch.linear(x.double(), packed), TypeError, "a must be float32"),
+        (lambda: xgemm_torch.linear(x.double(), packed), TypeError, "linear: x must be float32"),
         (lambda: xgemm_torch.linear(x, packed, x), ValueError, "bias must be of shape"),
         (lambda: xgemm_torch.linear(packed, W), TypeError, "x must be a tensor"),
         (lambda: xgemm_torch.linear(packed, packed), TypeError, "weight alone may be packed"),
@@ -389,9 +432,25 @@ def test_wrong_parts():
         (parts.expand(2, -1), W, Exception, "packed must be what prepack has made"),
         (parts, W[None], Exception, "of a b of 2 dimensions"),
         (parts.to("meta"), W, ValueError, "a is on cpu, packed is on meta"),
+        (_off_by(4, parts), W, Exception, "packed is at an address that is no multiple of 16"),
     ]:
         with pytest.raises(kind, match=text):
             product(x, b, packed=bad, **how)
+
+
+def _off_by(bytes_: int, parts: Tensor) -> Tensor:
+    room = parts.new_empty(bytes_ + len(parts))
+    return room[bytes_:].copy_(parts)
+
+
+@pytest.mark.parametrize("stage", PACKS)
+def test_no_k(stage):
+    """Nothing is packed then, and nothing needed."""
+    a, b, c = torch.empty(8, 0), torch.empty(0, 64), problems.normal(8, 64)
+    packed = xgemm_torch.prepack(b, trans_b=False, kernel=stage)
+    assert same_bits(xgemm_torch.sgemm(a, packed, c, kernel=stage), c)
+    parts = torch.ops.xgemm.prepack(b, kernel=stage)
+    assert same_bits(torch.ops.xgemm.sgemm(a, b, c, kernel=stage, packed=parts), c)
 
 
 @pytest.mark.gpu
@@ -441,6 +500,21 @@ def test_a_module_refuses_stale_weights():
     assert same_bits(layer.unprepack()(x), want)
 
 
+def test_a_weight_for_one_call_is_used_itself():
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack()
+    x, call = problems.normal(3, K), torch.func.functional_call
+    other = {"weight": problems.normal(20, K)}
+    want = xgemm_torch.linear(x, other["weight"], layer.bias, kernel=PACKS[0])
+    assert same_bits(call(layer, other, (x,)), want)
+    grads = torch.func.grad(lambda p: call(layer, p, (x,)).square().sum())(other)
+    assert grads["weight"].shape == (20, K)
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    want = xgemm_torch.linear(x, layer.weight, layer.bias, kernel=PACKS[0])
+    assert same_bits(layer(x), want)
+    with pytest.raises(TypeError, match="needs a weight that is a parameter of the module"):
+        layer.prepack()
+
+
 def test_a_reverted_module_has_no_parts():
     layer = torch.nn.Linear(K, 20).eval()
     xgemm_torch.convert(layer, kernel=PACKS[0])
@@ -465,6 +539,34 @@ def test_compiled_modules_use_the_weight():
         layer.weight.mul_(2.0)
         want = xgemm_torch.linear(x, layer.weight, layer.bias, kernel=PACKS[0])
         assert same_bits(compiled(x), want)
+
+
+COMPILED = {
+    "linear": lambda x, w, wt, bias: xgemm_torch.linear(x, w),
+    "linear with a bias": lambda x, w, wt, bias: xgemm_torch.linear(x, w, bias),
+    "linear of a batch": lambda x, w, wt, bias: xgemm_torch.linear(x[None], w),
+    "mm": lambda x, w, wt, bias: xgemm_torch.mm(x, wt),
+    "addmm": lambda x, w, wt, bias: xgemm_torch.addmm(bias, x, wt),
+    "matmul": lambda x, w, wt, bias: xgemm_torch.matmul(x, wt),
+    "sgemm": lambda x, w, wt, bias: xgemm_torch.sgemm(x, w, trans_b=True),
+    "out": lambda x, w, wt, bias: xgemm_torch.sgemm(x, wt, out=x.new_empty(3, 20)),
+}
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_products_use_the_weight(case):
+    """Changed or not: a graph has no look at a weight's version."""
+    torch.compiler.reset()
+    x, w, bias = problems.normal(3, K), problems.normal(20, K), problems.normal(20)
+    call, packed = COMPILED[case], (kept(w), kept(w.T.contiguous(), trans_b=False))
+    compiled = torch.compile(
+        lambda x, bias: call(x, *packed, bias), backend="aot_eager", fullgraph=True
+    )
+    for _ in range(2):
+        want = call(x, packed[0].weight, packed[1].weight, bias)
+        torch.testing.assert_close(compiled(x, bias), want, rtol=1e-4, atol=1e-4)
+        for each in packed:
+            each.weight.mul_(2.0)
 
 
 # ------------------------------------------------------------------------------ the operator

@@ -21,7 +21,7 @@ PROBES = sorted((STAGE_FILES.parent / "host").glob("probes*.cu"))
 PLACE = r"[\w.]+\.(cu|h):\d+"
 CAUGHT = (
     "race on (shared|global) memory|uninitialised|unfinished (copy|wgmma)|overwritten|deadlock"
-    "|mbarrier|divergent wgmma|unfenced|signals"
+    "|mbarrier|divergent wgmma|unfenced|signals|too early"
     "|out of bounds: .* (another block|a block of the cluster)"
 )
 
@@ -101,6 +101,9 @@ FAULTS = {
     "misaligned_ldmatrix": "misaligned: .* moves 16 bytes at an address that is 4 past",
     "mma_of_31_lanes": "deadlock: .* wait in ldmatrix at .* lane 3 has exited",
     "missing_signal": "deadlock: no block that must have begun .* wait for 5 signals of which 0 ",
+    "missing_launch_wait": "too early: .* reads .* a launch before this one stores, and has not",
+    "launch_wait_unseen": "too early: .* reads .* a launch before this one stores, and has not",
+    "first_launch_without_wait": "too early: .* has not waited for the launch before, whatever",
     "missing_signal_wait": "race on global memory: .* (stored|read), with no barrier between",
     "missing_barrier_before_signal": "race on global memory: .* (stored|read), with no barrier",
     "missing_barrier_after_signal_wait": "race on global memory: .* (stored|read), with no barrier",
@@ -128,6 +131,7 @@ RIGHT = [
     "split_product",
     "peer_product",
     "signals",
+    "dependent_launch",
 ]
 
 # What makes a line a site of each kind.
@@ -146,6 +150,7 @@ CALLS = {
     "wgmma wait": "wgmma_wait<",
     "signal": "signal(",
     "signal wait": "wait_for_signals(",
+    "launch wait": "wait_for_launch_before(",
 }
 
 
@@ -161,9 +166,11 @@ def sites_in(path: Path, first: int = 1, last: int | None = None) -> dict[str, s
     }
 
 
-SITES = {
+IN_STAGES = {
     site: kind for path in sorted(STAGE_FILES.glob("*.cu")) for site, kind in sites_in(path).items()
 }
+# Few problems take several launches.
+SITES = {site: kind for site, kind in IN_STAGES.items() if kind != "launch wait"}
 
 # Kernels that several stages share are in headers; an instruction's own header is none of those.
 HEADER_SITES = {
@@ -171,7 +178,7 @@ HEADER_SITES = {
     for path in sorted(STAGE_FILES.parent.glob("*.h"))
     if not path.name.startswith("ptx")
     for site, kind in sites_in(path).items()
-}
+} | {site: kind for site, kind in IN_STAGES.items() if kind == "launch wait"}
 
 
 def sites_of_probe(function: str) -> dict[str, str]:
@@ -304,7 +311,8 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
     if stage.name == "outer":
         return [Way(depth(stage)), Way(8)]  # slices of A; a strip of rows
     if stage.name == "gemv":
-        return [Way(200), Way(300, share=256)]  # several chains; one that is longer than the ring
+        # Several chains; one that is longer than the ring; more than meet in a cluster.
+        return [Way(200), Way(300, share=256), Way(140, share=2)]
     shallow = Way(depth(stage))
     if stage.strict:
         return [shallow]
@@ -386,7 +394,8 @@ def is_right(stage: str, k: int, layout: str) -> bool:
 @pytest.mark.parametrize("order", simt.ORDERS)
 @pytest.mark.parametrize("site", HEADER_SITES)
 def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
-    """The same for those in headers, with every row of the first stage that comes to one.
+    """The same for those in headers and between launches, with every row of the first stage that
+    comes to one.
 
     A way may come to a site and not need it: a block with one tile shares nothing with the next.
     A launch that has nothing to do by the verdict of another comes to them, too: wide operands are

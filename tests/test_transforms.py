@@ -519,6 +519,26 @@ def test_compile_with_out(alias, fresh_dynamo):
     same(out, want / 2)
 
 
+@pytest.mark.parametrize(
+    ("out", "kind", "text"),
+    [
+        (torch.empty(3, 5, dtype=torch.int32), TypeError, "out must be float32, got int32"),
+        (torch.empty(3, 5, dtype=torch.float64), TypeError, "out must be float32, got float64"),
+        (torch.empty(5, 3), ValueError, r"out must have shape \(3, 5\), got \(5, 3\)"),
+    ],
+    ids=["int32", "float64", "shape"],
+)
+def test_compile_with_a_wrong_out(out, kind, text, fresh_dynamo):
+    a, b = problems.normal(3, 4), problems.normal(4, 5)
+
+    def f(a, b, out):
+        return xgemm_torch.sgemm(a, b, out=out)
+
+    for call in (f, torch.compile(f, backend="aot_eager")):
+        with pytest.raises(kind, match=text):
+            call(a, b, out)
+
+
 def test_compile_under_autocast(fresh_dynamo):
     a, b = problems.normal(3, 4).bfloat16(), problems.normal(4, 5).bfloat16()
 
@@ -566,6 +586,20 @@ def test_jit_trace():
     traced = torch.jit.trace(lambda a, b: xgemm_torch.sgemm(a, b), (a, b))
     assert "xgemm::sgemm" in str(traced.graph)
     same(traced(2 * a, b), 2 * a @ b)
+
+
+@pytest.mark.parametrize("kernel", ["auto", problems.STAGES[0]])
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_jit_trace_of_a_layer_has_gradients(kernel, activation, tmp_path):
+    layer = xgemm_torch.nn.Linear(4, 5, kernel=kernel, activation=activation)
+    torch.jit.save(torch.jit.trace(layer, problems.normal(2, 4)), tmp_path / "layer.pt")
+    loaded, x = torch.jit.load(tmp_path / "layer.pt"), problems.normal(3, 4)
+    same(loaded(x), layer(x))
+    for got, want in zip(loaded.parameters(), layer.parameters(), strict=True):
+        got, want = (
+            torch.autograd.grad(m(x).square().sum(), p) for m, p in ((loaded, got), (layer, want))
+        )
+        same(got[0], want[0])
 
 
 def test_torch_function_modes_and_subclasses_see_the_call():

@@ -38,9 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 modules[name] = importlib.import_module(f".{module}", __package__)
             except ModuleNotFoundError as error:
-                print(f"{name} needs the package {error.name}: pip install {error.name}",
-                      file=sys.stderr)  # fmt: skip
-                return 2
+                return _missing(name, error)
             modules[name].add_options(command)
     options = parser.parse_args(arguments)
     try:
@@ -48,6 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, FileExistsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        return _missing(options.command, error)
+
+
+def _missing(command: str, error: ModuleNotFoundError) -> int:
+    package = (error.name or "").partition(".")[0]
+    print(f"{command} needs the package {package}: pip install {package}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

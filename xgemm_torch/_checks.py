@@ -10,6 +10,9 @@ sizes of data-dependent operands) get no needless guards.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
+from numbers import Real
 from typing import Any
 
 import torch
@@ -22,7 +25,21 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 # Stages that do not keep what precision="ieee" promises.
 _OTHER_BITS = frozenset(stage.name for stage in stages() if not stage.strict)
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+_NUMBERS = (Real, torch.SymInt, torch.SymFloat)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The names of a function and of its operands, for what is raised."""
+
+    name: str
+    a: str = "a"
+    b: str = "b"
+    c: str = "c"
+
+
+# From here on a number rounds to an infinity.
+_MOST = (2 - 2**-24) * 2.0**127
 
 
 def _sizes(shape: Any) -> str:
@@ -62,6 +79,19 @@ def _string(name: str, arg: str, value: Any) -> None:
         raise TypeError(f"{name}: {arg} must be a string, got {type(value).__name__}")
 
 
+def number(name: str, arg: str, value: Any) -> None:
+    """Check a factor.
+
+    Raises:
+        TypeError: it is no real number; a tensor is none, for it might want a gradient.
+        ValueError: a finite number that has no float32.
+    """
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, _NUMBERS)):
+        raise TypeError(f"{name}: {arg} must be a real number, got {type(value).__name__}")
+    if isinstance(value, Real) and _MOST <= abs(value) < inf:
+        raise ValueError(f"{name}: {arg} is {value:g}, beyond float32's largest number")
+
+
 def check_options(
     name: str, kernels: tuple[str, ...], kernel: Any, precision: Any, activation: Any = "none"
 ) -> None:
@@ -94,6 +124,22 @@ def check_options(
         )
 
 
+def product_sizes(name: str, m: int, n: int, k: int, batch: int) -> None:
+    """Check the sizes of a product without operands: all that is made of them fits 64 bits.
+
+    Raises:
+        ValueError: one is negative, or an operand or the result would have 2^63 bytes or more.
+    """
+    given = f"{m} x {n} x {k}, batch {batch}"
+    if min(m, n, k, batch) < 0:
+        raise ValueError(f"{name}: sizes must not be negative, got {given}")
+    elements = max(1, batch) * max(m * n, m * k, k * n)
+    if 4 * max(m, n, k, batch, elements) >= 2**63:
+        raise ValueError(
+            f"{name}: an operand or the result would have 2^63 bytes or more, got {given}"
+        )
+
+
 def result_shape(
     name: str,
     a: Any,
@@ -101,22 +147,25 @@ def result_shape(
     c: Any,
     trans_a: bool,
     trans_b: bool,
+    words: Words | None = None,
 ) -> tuple[Any, ...]:
     """The shape of op(a) op(b), from the shapes of the operands (``c``'s may be None).
 
     Raises ValueError where they do not fit together.
     """
-    for arg, shape in (("a", a), ("b", b)):
+    call = words or Words(name)
+    for arg, shape in ((call.a, a), (call.b, b)):
         if len(shape) not in (2, 3):
             raise ValueError(
-                f"{name}: {arg} must have 2 or 3 dimensions, got shape {_sizes(shape)}"
+                f"{call.name}: {arg} must have 2 or 3 dimensions, got shape {_sizes(shape)}"
             )
     m, inner_a = (a[-1], a[-2]) if trans_a else (a[-2], a[-1])
     inner_b, n = (b[-1], b[-2]) if trans_b else (b[-2], b[-1])
     flags = f" with trans_a={trans_a}, trans_b={trans_b}" if trans_a or trans_b else ""
+    given = f"{call.a} is {_sizes(a)}, {call.b} is {_sizes(b)}"
     torch._check_value(
         inner_a == inner_b,
-        lambda: f"{name}: inner sizes differ: a is {_sizes(a)}, b is {_sizes(b)}{flags}",
+        lambda: f"{call.name}: inner sizes differ: {given}{'' if words else flags}",
     )
     if len(a) == 2 and len(b) == 2:
         shape: tuple[Any, ...] = (m, n)
@@ -129,7 +178,7 @@ def result_shape(
         elif batch_a == 1:
             shape = (batch_b, m, n)
         else:
-            raise ValueError(f"{name}: batch sizes differ: a is {_sizes(a)}, b is {_sizes(b)}")
+            raise ValueError(f"{call.name}: batch sizes differ: {given}")
     if c is not None:
         fits = len(c) <= len(shape) and all(
             have is need or have == 1 or have == need
@@ -137,7 +186,7 @@ def result_shape(
         )
         if not fits:
             raise ValueError(
-                f"{name}: c does not broadcast to the result: c is {_sizes(c)}, "
+                f"{call.name}: {call.c} does not broadcast to the result: {call.c} is {_sizes(c)}, "
                 f"the result is {_sizes(shape)}"
             )
     return shape
@@ -159,6 +208,7 @@ def check(
     activation: Any = "none",
     packed: Any = None,
     out: Any = None,
+    words: Words | None = None,
 ) -> tuple[Any, ...]:
     """Check a whole call and return the result's shape.
 
@@ -177,29 +227,49 @@ def check(
         activation: see there.
         packed: what the operator ``prepack`` has made of ``b``, or None.
         out: the result's place, or None.
+        words: other names in the messages.
 
     Raises:
         TypeError: an operand is no dense float32 tensor, or another argument is of a wrong type.
         ValueError: sizes that do not fit, several devices, an unknown name.
     """
-    operands = {"a": a, "b": b}
-    operands |= {arg: t for arg, t in (("c", c), ("out", out)) if t is not None}
+    call = words or Words(name)
+    name = call.name
+    operands = {call.a: a, call.b: b}
+    operands |= {arg: t for arg, t in ((call.c, c), ("out", out)) if t is not None}
     for arg, t in operands.items():
         _operand(name, arg, t)
     if packed is not None:
         _operand(name, "packed", packed, torch.uint8)
         operands["packed"] = packed
-    for arg, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-            raise TypeError(f"{name}: {arg} must be a real number, got {type(value).__name__}")
+    number(name, "alpha", alpha)
+    number(name, "beta", beta)
     for arg, value in (("trans_a", trans_a), ("trans_b", trans_b)):
         if not isinstance(value, bool):
             raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
     _devices(name, operands)
-    shape = result_shape(name, a.shape, b.shape, None if c is None else c.shape, trans_a, trans_b)
+    c_shape = None if c is None else c.shape
+    shape = result_shape(name, a.shape, b.shape, c_shape, trans_a, trans_b, words)
     if c is None and beta != 0 and beta != 1:
-        raise ValueError(f"{name}: beta is {beta:g} but there is no c")
+        raise ValueError(f"{name}: beta is {beta:g} but there is no {call.c}")
     check_options(name, kernels, kernel, precision, activation)
-    if out is not None and tuple(out.shape) != tuple(shape):
-        raise ValueError(f"{name}: out must have shape {_sizes(shape)}, got {_sizes(out.shape)}")
+    if out is not None:
+        _shape_of_out(name, out, shape)
     return shape
+
+
+def takes(name: str, out: Any, result: Tensor) -> None:
+    """Check that ``result`` may be copied to ``out`` as if it had been written there.
+
+    Raises:
+        TypeError: ``out`` is no dense float32 tensor.
+        ValueError: it has another shape, or is on another device.
+    """
+    _operand(name, "out", out)
+    _devices(name, {"a": result, "out": out})
+    _shape_of_out(name, out, result.shape)
+
+
+def _shape_of_out(name: str, out: Tensor, shape: Any) -> None:
+    if tuple(out.shape) != tuple(shape):
+        raise ValueError(f"{name}: out must have shape {_sizes(shape)}, got {_sizes(out.shape)}")

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import environment, info, ops, simt
+from . import environment, info, ops, plotting, simt
 from .registry import stages
 
 U = 2.0**-24
@@ -365,10 +365,10 @@ def run(options: argparse.Namespace) -> int:
         for value in values:
             if value is not None and value < 1:
                 raise ValueError(f"accuracy: {name} must be at least 1, got {value}")
+    if options.png:
+        plotting.require()
     facts = collect(options.size, options.k, quiet=options.json)
     if options.png:
-        from . import plotting
-
         plotting.accuracy(facts, options.png)
     if options.json:
         print(json.dumps(facts, indent=2))

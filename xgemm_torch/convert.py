@@ -14,13 +14,15 @@ import torch
 from torch import nn
 
 from . import _checks
-from .nn import Linear
+from .linears import obstacle
+from .nn import DEFAULTS, Linear
 from .ops import KERNELS
 
 MARK = "_xgemm_swapped"
-"""The attribute of a module that ``convert`` has swapped: the names of the options it has set."""
+"""The attribute of a module that ``convert`` has swapped."""
 
-_OPTIONS = ("kernel", "precision")
+_TAKEN = (*DEFAULTS, "packed", MARK)
+"""The attributes that a swapped module has and ``torch.nn.Linear`` has not."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +165,8 @@ def revert(model: nn.Module) -> ConvertReport:
         elif type(module) is not Linear:
             rows.append(Row(fqn, name, False, "its class was changed after convert"))
         else:
-            for option in (*_OPTIONS, "activation", "packed", MARK):
-                vars(module).pop(option, None)
+            for name in _TAKEN:
+                vars(module).pop(name, None)
             module.__class__ = nn.Linear
             rows.append(Row(fqn, name, True, "torch.nn.Linear again"))
     notes = _forget_graphs(model) if any(row.swapped for row in rows) else []
@@ -181,55 +183,28 @@ def _type_name(module: nn.Module) -> str:
 
 
 def _swap(module: nn.Linear, kernel: str, precision: str) -> None:
-    module.__class__ = Linear
     # Attributes of the instance, always: torch 2.11's compiled graphs see a new class only when
     # the module's dictionary has changed too.
-    module.kernel = kernel
-    module.precision = precision
-    setattr(module, MARK, True)
+    vars(module).update({"kernel": kernel, "precision": precision, MARK: True})
+    module.__class__ = Linear
 
 
 def _obstacle(module: nn.Module) -> str | None:
     """Why a module cannot be swapped, "" where it can, None where it is nothing like a Linear."""
-    kind = type(module)
-    if kind is nn.Linear:
-        return _obstacle_of_linear(module)
-    if isinstance(module, nn.MultiheadAttention):
-        return "its input projection is no module; torch computes it inside its attention function"
-    if isinstance(module, torch.jit.ScriptModule):
-        original = getattr(module, "original_name", "")
-        return "scripted; convert before torch.jit.script" if "Linear" in original else None
     if isinstance(module, Linear):
         return "is one already"
-    if isinstance(module, nn.LazyLinear):
-        return "has no shape yet; convert after the first forward"
-    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
-        return "torch's attention function takes its parameters and never calls it"
-    if nn.utils.parametrize.is_parametrized(module) and isinstance(module, nn.Linear):
-        return "parametrized; its class computes the parameters"
-    if isinstance(module, nn.Linear):
-        return f"a subclass of torch.nn.Linear, {kind.__name__}, which may mean something else"
-    if isinstance(module, nn.Bilinear):
-        return "a bilinear form is no matrix product"
-    if "Linear" in kind.__name__ or "linear" in kind.__module__.rpartition(".")[2]:
-        return "no torch.nn.Linear" if _has_weight(module) else None
-    return None
+    return _unfit(module) if (reason := obstacle(module)) == "" else reason
 
 
-def _has_weight(module: nn.Module) -> bool:
-    return getattr(module, "weight", None) is not None
-
-
-def _obstacle_of_linear(module: nn.Linear) -> str:
-    if "forward" in vars(module):
-        return "its forward was replaced on the instance"
+def _unfit(module: nn.Linear) -> str:
+    """What of a torch.nn.Linear does not go together with ours; "" where all does."""
+    taken = vars(module), module._parameters, module._buffers, module._modules
+    for name in _TAKEN:
+        if any(name in names for names in taken):
+            return f"has an attribute {name} of its own, which means something else here"
     for arg in ("weight", "bias"):
         t = getattr(module, arg)
-        if t is None:
-            continue
-        if type(t) not in (nn.Parameter, torch.Tensor):
-            return f"its {arg} is a {type(t).__name__}"
-        if t.dtype is not torch.float32:
+        if t is not None and t.dtype is not torch.float32:
             return f"its {arg} is {str(t.dtype).removeprefix('torch.')}, not float32"
     return ""
 

@@ -199,7 +199,7 @@ def explain(
 
     Raises:
         TypeError: an operand is no dense float32 tensor.
-        ValueError: sizes or names that do not fit; a negative size.
+        ValueError: sizes or names that do not fit; a negative size; operands of 2^63 bytes or more.
     """
     if workspace is not None and workspace < 0:
         raise ValueError(f"explain: workspace must not be negative, got {workspace}")
@@ -211,8 +211,6 @@ def explain(
     sizes = (a, b, k)
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
         raise TypeError("explain: takes two tensors or three sizes")
-    if min(sizes) < 0:
-        raise ValueError(f"explain: sizes must not be negative, got {sizes}")
     _checks.check_options("explain", KERNELS["sgemm"], kernel, precision)
     m, n, k = sizes
     layout_a = (1, m, True, 0) if trans_a else (k, 1, True, 0)
@@ -250,8 +248,10 @@ def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Aske
         return _on_cuda(m, n, k, batch, *layouts, a.device, asked)
     if kernel != "auto":
         name, why = kernel, "asked for; its CUDA source runs in the host flavour, which is slow"
-        found = _candidates(m, n, k, batch, *layouts, 0, 1, asked)[1]
-        runs = next(c for c in found if c.kernel == name and c.by_name)
+        found, candidates = _candidates(m, n, k, batch, *layouts, 0, 1, asked)
+        if not candidates:
+            return _without_grid(m, n, k, batch, str(a.device), precision, "none", found["why"])
+        runs = next(c for c in candidates if c.kernel == name and c.by_name)
         return _without_grid(
             m, n, k, batch, str(a.device), precision, name, why, runs.scheme, runs.workspace
         )
@@ -294,6 +294,7 @@ def _candidates(
     gpu: str = "",
 ) -> tuple[dict[str, Any], tuple[Candidate, ...]]:
     """What the selector says: its choice, and the candidates."""
+    _checks.product_sizes("explain", m, n, k, batch)
     found = json.loads(
         _C.explain(
             m, n, k, batch, *layout_a[:3], *layout_b[:3], sm, sm_count, asked.precision == "ieee",
@@ -323,12 +324,9 @@ def _on_cuda(
         chip = torch.cuda.get_device_properties(device)
         sm, sm_count, gpu = chip.major * 10 + chip.minor, chip.multi_processor_count, chip.name
         words = f"{chip.name} (sm_{sm}, {sm_count} multiprocessors)"
-    if m * n * batch == 0:
-        why = "the result is empty, so nothing is launched"
-        return _without_grid(m, n, k, batch, words, precision, "none", why)
     found, candidates = _candidates(m, n, k, batch, layout_a, layout_b, sm, sm_count, asked, gpu)
     runs = None
-    if kernel not in ("auto", found["kernel"]):
+    if candidates and kernel not in ("auto", found["kernel"]):
         runs = next(c for c in candidates if c.kernel == kernel and c.by_name)
         why = f"asked for; auto would take {found['kernel']}"
         if not runs.able:
@@ -338,7 +336,7 @@ def _on_cuda(
         runs = next(c for c in candidates if (c.kernel, c.row) == at)
         why = found["why"]
     else:
-        why = "no stage of this build can take this"
+        why = found["why"] or "no stage of this build can take this"
     if runs is None:
         return _without_grid(m, n, k, batch, words, precision, "none", why, candidates=candidates)
     return Explanation(

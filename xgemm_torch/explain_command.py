@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from . import _C
+from . import _C, _checks
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,12 +56,11 @@ def choose(
     aligned: bool = True, precision: str = "fp32", workspace: int | None = None, sm: int,
     sm_count: int, gpu: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Ask the selector about contiguous operands; ValueError for negative sizes.
+    """Ask the selector about contiguous operands; ValueError for sizes that no operands have.
 
     ``gpu`` is the name of the GPU whose tuned problems count; those of any such GPU if it is empty.
     """
-    if min(m, n, k, batch) < 0:
-        raise ValueError(f"explain: sizes must not be negative, got {m} x {n} x {k}, batch {batch}")
+    _checks.product_sizes("explain", m, n, k, batch)
     if workspace is not None and workspace < 0:
         raise ValueError(f"explain: workspace must not be negative, got {workspace}")
     a_strides = (1, m) if trans_a else (k, 1)
@@ -119,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     out = console()
     out.print(table)
     if runs is None:
-        out.print("none: no stage of this build can take this")
+        out.print("none: " + (answer["why"] or "no stage of this build can take this"))
     else:
         out.print("{kernel} {tile[BM]}x{tile[BN]}x{tile[BK]}: ".format(**runs) + answer["why"])
         out.print("{scheme}; {workspace} bytes of workspace".format(**runs))

@@ -1,7 +1,8 @@
 """torch's functions for matrix products, on ``sgemm``: linear, mm, addmm, bmm, matmul.
 
-They take what torch's take, with ``precision`` and ``kernel`` besides, and differ from them only in
-raising ValueError where torch raises RuntimeError, and in giving float32 under autocast.
+They take what torch's take, with ``precision`` and ``kernel`` besides, and differ from them in
+raising ValueError where torch raises RuntimeError, in giving float32 under autocast, and in that
+``out`` must have the result's shape already.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import has_torch_function_variadic
 
-from .ops import refuse_grad, sgemm
+from ._checks import Words
+from .ops import overridden, refuse_grad, sgemm_as
 
 __all__ = ["addmm", "bmm", "linear", "matmul", "mm"]
 
@@ -44,7 +46,7 @@ def linear(
         ValueError: sizes, devices or names that do not fit.
     """
     if has_torch_function_variadic(x, weight, bias):
-        return handle_torch_function(
+        return overridden(
             linear,
             (x, weight, bias),
             x,
@@ -58,7 +60,7 @@ def linear(
     rank = _rank("linear", "x", x)
     if rank == 2 and _rank("linear", "weight", weight) == 2:
         _bias_fits(bias, weight)
-        return sgemm(x, weight, bias, trans_b=True, **how)
+        return sgemm_as(LINEAR, x, weight, bias, trans_b=True, **how)
     if _rank("linear", "weight", weight) not in (1, 2) or rank == 0:
         raise ValueError(
             "linear: x must have a dimension at least and weight one or two, "
@@ -70,7 +72,7 @@ def linear(
             f"linear: inner sizes differ: x is {_sizes(x)}, weight is {_sizes(weight)}"
         )
     matrix = weight if weight.dim() == 2 else weight.unsqueeze(0)
-    out = sgemm(_rows(x), matrix, bias, trans_b=True, **how)
+    out = sgemm_as(LINEAR, _rows(x), matrix, bias, trans_b=True, **how)
     return out.reshape((*x.shape[:-1], *weight.shape[:-1]))
 
 
@@ -97,11 +99,11 @@ def mm(
         RuntimeError: ``out`` where something requires grad.
     """
     if has_torch_function_variadic(input, mat2, out):
-        return handle_torch_function(
+        return overridden(
             mm, (input, mat2, out), input, mat2, out=out, precision=precision, kernel=kernel
         )
     _ranks("mm", 2, input=input, mat2=mat2)
-    return sgemm(input, mat2, precision=precision, kernel=kernel, out=out)
+    return sgemm_as(MM, input, mat2, precision=precision, kernel=kernel, out=out)
 
 
 def addmm(
@@ -133,7 +135,7 @@ def addmm(
         RuntimeError: ``out`` where something requires grad.
     """
     if has_torch_function_variadic(input, mat1, mat2, out):
-        return handle_torch_function(
+        return overridden(
             addmm,
             (input, mat1, mat2, out),
             input,
@@ -147,9 +149,8 @@ def addmm(
         )
     _ranks("addmm", 2, mat1=mat1, mat2=mat2)
     _rank("addmm", "input", input)
-    return sgemm(
-        mat1, mat2, input, alpha=alpha, beta=beta, precision=precision, kernel=kernel, out=out
-    )
+    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "out": out}
+    return sgemm_as(ADDMM, mat1, mat2, input, alpha=alpha, beta=beta, **how)
 
 
 def bmm(
@@ -175,7 +176,7 @@ def bmm(
         RuntimeError: ``out`` where something requires grad.
     """
     if has_torch_function_variadic(input, mat2, out):
-        return handle_torch_function(
+        return overridden(
             bmm, (input, mat2, out), input, mat2, out=out, precision=precision, kernel=kernel
         )
     _ranks("bmm", 3, input=input, mat2=mat2)
@@ -183,7 +184,7 @@ def bmm(
         raise ValueError(
             f"bmm: batch sizes differ: input is {_sizes(input)}, mat2 is {_sizes(mat2)}"
         )
-    return sgemm(input, mat2, precision=precision, kernel=kernel, out=out)
+    return sgemm_as(BMM, input, mat2, precision=precision, kernel=kernel, out=out)
 
 
 def matmul(
@@ -213,13 +214,13 @@ def matmul(
         RuntimeError: ``out`` where something requires grad.
     """
     if has_torch_function_variadic(input, other, out):
-        return handle_torch_function(
+        return overridden(
             matmul, (input, other, out), input, other, out=out, precision=precision, kernel=kernel
         )
     how: dict[str, Any] = {"precision": precision, "kernel": kernel}
     rank, rank2 = _rank("matmul", "input", input), _rank("matmul", "other", other)
     if rank == 2 and rank2 == 2:
-        return sgemm(input, other, out=out, **how)
+        return sgemm_as(MATMUL, input, other, out=out, **how)
     if rank == 0 or rank2 == 0:
         raise ValueError(
             "matmul: both operands must have a dimension at least, "
@@ -249,7 +250,7 @@ def matmul(
     elif len(lead) > 1:  # sgemm broadcasts one batch dimension itself
         a, b = _one_batch(a, lead), _one_batch(b, lead)
     if out is None:
-        return sgemm(a, b, **how).reshape(shape)
+        return sgemm_as(MATMUL, a, b, **how).reshape(shape)
     if not isinstance(out, Tensor):
         raise TypeError(f"matmul: out must be a tensor, got {type(out).__name__}")
     if tuple(out.shape) != shape:
@@ -260,10 +261,19 @@ def matmul(
         target = out.view(*batch, a.shape[-2], b.shape[-1])
     except RuntimeError:  # strides that no such shape has
         target = out.new_empty(*batch, a.shape[-2], b.shape[-1])
-        sgemm(a, b, out=target, **how)
+        sgemm_as(MATMUL, a, b, out=target, **how)
         return out.copy_(target.view(shape))
-    sgemm(a, b, out=target, **how)
+    sgemm_as(MATMUL, a, b, out=target, **how)
     return out
+
+
+# The operands' names, for what is raised.
+SGEMM = Words("sgemm")
+LINEAR = Words("linear", a="x", b="weight", c="bias")
+MM = Words("mm", a="input", b="mat2")
+BMM = Words("bmm", a="input", b="mat2")
+ADDMM = Words("addmm", a="mat1", b="mat2", c="input")
+MATMUL = Words("matmul", a="input", b="other")
 
 
 def _sizes(t: Tensor) -> str:
@@ -284,7 +294,10 @@ def _ranks(name: str, rank: int, **operands: Any) -> None:
 
 def _bias_fits(bias: Tensor | None, weight: Tensor) -> None:
     """A bias has the weight's output shape; what ``sgemm`` would broadcast besides is a mistake."""
-    if bias is not None and (_rank("linear", "bias", bias) > 1 or bias.dim() != weight.dim() - 1):
+    if bias is None:
+        return
+    rank = _rank("linear", "bias", bias)
+    if rank != weight.dim() - 1 or (rank == 1 and bias.shape[0] not in (1, weight.shape[0])):
         raise ValueError(
             f"linear: bias must be of shape {tuple(weight.shape[:-1])}, got {_sizes(bias)}"
         )

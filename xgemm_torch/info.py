@@ -207,6 +207,19 @@ def run(options: argparse.Namespace) -> int:
             facts["self_test"] = tests
         print(json.dumps(facts, indent=2))
         return 0 if well else 1
+    try:
+        _print_tables(facts, tests, well)
+    except ModuleNotFoundError:  # rich; what is wrong must be told without it, too
+        for name, value in _lines(facts):
+            print(f"{name}: {value}")
+        for row in tests:
+            print(f"{'OK' if row['ok'] else 'FAIL'} {row['stage']} {row['device']} {row['detail']}")
+        if options.self_test:
+            print("OK" if well else "FAIL")
+    return 0 if well else 1
+
+
+def _print_tables(facts: dict[str, Any], tests: list[dict[str, Any]], well: bool) -> None:
     from rich.table import Table
 
     from .console import console
@@ -218,7 +231,7 @@ def run(options: argparse.Namespace) -> int:
     for name, value in _lines(facts):
         table.add_row(name, value)
     out.print(table)
-    if options.self_test:
+    if tests:
         verdicts = Table(title="self-test", title_justify="left")
         for heading in ("stage", "device", "", "detail"):
             verdicts.add_column(heading)
@@ -227,4 +240,3 @@ def run(options: argparse.Namespace) -> int:
             verdicts.add_row(row["stage"], row["device"], verdict, row["detail"])
         out.print(verdicts)
         out.print("OK" if well else "FAIL")
-    return 0 if well else 1

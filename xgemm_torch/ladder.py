@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import counts, environment, info, timing
+from . import counts, environment, info, plotting, timing
 from .registry import Stage, stages
 
 # The size of the published figures, and the largest that the slowest stage takes in half a second.
@@ -135,10 +135,10 @@ def run(options: argparse.Namespace) -> int:
         from . import race
 
         return race.run(options)
+    if options.png:
+        plotting.require()
     facts = collect(options.size, options.layout)
     if options.png:
-        from . import plotting
-
         plotting.ladder(facts, options.png)
     well = all(row["check"] is not False for row in facts["stages"])
     if options.json:

@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 
 from . import _checks
 from .functional import linear
+from .linears import obstacle, replaced
 from .ops import KERNELS
 from .packed import PackedWeight, prepack
 
@@ -70,7 +71,7 @@ class Linear(torch.nn.Linear):
         """activation(input weight^T + bias): (..., in_features) -> (..., out_features)."""
         weight: Any = self.weight
         if not (is_compiling() or self.packed is None or self.training):
-            weight = self._packed_weight(self.packed)
+            weight = self._packed_weight(self.packed, weight)
         return linear(
             input,
             weight,
@@ -85,13 +86,17 @@ class Linear(torch.nn.Linear):
 
         It counts in eval mode; in training mode the weight itself is used. ``xgemm_torch.prepack``
         says what it gains. A forward after the weight has changed raises RuntimeError: call
-        ``prepack()`` again, or ``unprepack()``. A copy of the module packs its own weight.
+        ``prepack()`` again, or ``unprepack()``. A weight that stands in for the module's parameter,
+        as in ``torch.func.functional_call``, is used itself. A copy of the module packs its own
+        weight when it is first used.
 
         Raises:
-            TypeError: the weight is no dense float32 tensor.
+            TypeError: the weight is no dense float32 tensor, or is computed (parametrized).
             ValueError: the module's kernel is a stage that does not pack.
             RuntimeError: no memory, or a stage that the device cannot run.
         """
+        if "weight" not in self._parameters:
+            raise TypeError("Linear: prepack needs a weight that is a parameter of the module")
         self.packed = prepack(self.weight, kernel=self.kernel)
         return self
 
@@ -100,8 +105,10 @@ class Linear(torch.nn.Linear):
         vars(self).pop("packed", None)
         return self
 
-    def _packed_weight(self, packed: PackedWeight) -> PackedWeight:
-        if packed.weight is not self.weight:
+    def _packed_weight(self, packed: PackedWeight, weight: Tensor) -> PackedWeight | Tensor:
+        if packed.weight is not weight:
+            if not isinstance(weight, torch.nn.Parameter):  # for this call only
+                return weight
             raise RuntimeError(
                 "Linear: the packed weight is stale: the module has another weight since "
                 "prepack(); call prepack() again, or unprepack()"
@@ -124,29 +131,31 @@ class Linear(torch.nn.Linear):
         cls,
         module: torch.nn.Linear,
         *,
-        kernel: str = "auto",
-        precision: str = "fp32",
-        activation: str = "none",
+        kernel: str | None = None,
+        precision: str | None = None,
+        activation: str | None = None,
     ) -> Linear:
         """A new module that shares the parameters of ``module``, and its training mode.
 
-        Hooks stay with ``module``; ``xgemm_torch.convert`` keeps them.
+        Hooks stay with ``module``; ``xgemm_torch.convert`` keeps them. What is not given of the
+        options is that of ``module`` where it is an ``xgemm_torch.nn.Linear``, else the default.
 
         Raises:
-            TypeError: ``module`` is no ``torch.nn.Linear``.
+            TypeError: ``module`` is neither exactly a ``torch.nn.Linear`` nor one of these.
             ValueError: an unknown kernel, precision or activation.
         """
         if not isinstance(module, torch.nn.Linear):
             raise TypeError(f"from_linear: needs a torch.nn.Linear, got {type(module).__name__}")
-        new = cls(
-            module.in_features,
-            module.out_features,
-            module.bias is not None,
-            device="meta",
-            kernel=kernel,
-            precision=precision,
-            activation=activation,
-        )
+        if reason := replaced(module) if type(module) is Linear else obstacle(module):
+            raise TypeError(f"from_linear: needs a torch.nn.Linear as it is; this one: {reason}")
+        given = {"kernel": kernel, "precision": precision, "activation": activation}
+        options = {
+            key: getattr(module, key) if type(module) is Linear else default
+            for key, default in DEFAULTS.items()
+        }
+        options |= {key: value for key, value in given.items() if value is not None}
+        bias = module.bias is not None
+        new = cls(module.in_features, module.out_features, bias, device="meta", **options)
         new.weight, new.bias = module.weight, module.bias
         return new.train(module.training)
 
@@ -154,8 +163,11 @@ class Linear(torch.nn.Linear):
         """A new ``torch.nn.Linear`` that shares this one's parameters and training mode.
 
         Raises:
+            TypeError: a parameter is computed (parametrized).
             ValueError: this module has an activation, which torch's has not.
         """
+        if not {"weight", "bias"} <= self._parameters.keys():
+            raise TypeError("to_linear: weight and bias must be parameters of the module")
         if self.activation != "none":
             raise ValueError(f"to_linear: torch.nn.Linear has no activation '{self.activation}'")
         new = torch.nn.Linear(

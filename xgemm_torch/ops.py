@@ -226,7 +226,9 @@ class _Rules:
                 if pair is not None and len(b_shape) == 3:
                     grad_b = grad_b.unsqueeze(0)
                 grad_b = _reduced(grad_b, b_shape)
-            if need_c and beta != 0:
+            if need_c and beta == 0:
+                grad_c = grad.new_zeros(c_shape)
+            elif need_c:
                 grad_c = _reduced(grad, c_shape)
                 if beta != 1:
                     grad_c = grad_c * beta
@@ -418,7 +420,8 @@ def _register_functorch(name: str) -> None:
 def _raise_as_python(name: str, *operands: Any, **flags: Any) -> None:
     """After a failed call: raise what is wrong with its arguments, if it was them.
 
-    The kernels check everything, but the dispatcher and C++ know fewer kinds of exception.
+    The kernels check everything, but the dispatcher and C++ know fewer kinds of exception, and not
+    by what name their caller was called.
     """
     try:
         _checks.check(name, KERNELS[name], *operands, **flags)
@@ -556,6 +559,13 @@ _LIB.impl("sgemm.out", _out_autograd, "Autograd", with_keyset=True)
 _LIB.impl("sgemm.out", _out_inplace, "ADInplaceOrView", with_keyset=True)
 _register_autocast("sgemm.out", _SGEMM_OUT)
 
+
+@torch.library.register_fake("xgemm::prepack", lib=_LIB)
+def _prepack_fake(b: Tensor, *, trans_b: bool = False, kernel: str = "auto") -> Tensor:
+    # How many bytes, if any, depends on the stage and on the device.
+    return b.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.uint8)
+
+
 # ---------------------------------------------------------------------------------------------
 # The public function
 
@@ -597,7 +607,8 @@ def sgemm(
         activation: "none", "relu", "gelu" (with erf), "gelu_tanh" or "silu". It is part of the
             product's last step where nothing is to be differentiated, ATen's function otherwise.
         out: where to write the result: any strides without overlap; it may be ``c`` itself, and may
-            share no memory with an operand otherwise. Not differentiable.
+            share no memory with an operand otherwise (compiled, where it is a copy, it may). Not
+            differentiable.
 
     Returns:
         ``out``, or a new contiguous tensor of shape (M, N) or (batch, M, N).
@@ -611,10 +622,6 @@ def sgemm(
     flags: dict[str, Any] = {}
     try:
         # The dispatcher's work grows with the arguments given, so only what is no default is.
-        if alpha != 1.0:
-            flags["alpha"] = alpha
-        if beta != 1.0:
-            flags["beta"] = beta
         if trans_a is not False:
             flags["trans_a"] = trans_a
         if trans_b is not False:
@@ -625,12 +632,16 @@ def sgemm(
             flags["kernel"] = kernel
         if activation != "none":
             flags["activation"] = activation
-        if is_compiling():
-            result = _SGEMM(a, b, c, **flags)
-            return result if out is None else _copy_out(a, b, c, result, out)
+        if type(alpha) is not int or alpha != 1:
+            _number(flags, "alpha", alpha)
+        if type(beta) is not int or beta != 1:
+            _number(flags, "beta", beta)
+        if is_compiling() and isinstance(b, Tensor):  # not a PackedWeight
+            if out is not None:
+                return _copy_out(out, a, b, c, flags)
+            return _SGEMM(a, b, c, **flags)
         if has_torch_function_variadic(a, b, c, out):
-            operands = (a, b, c, out)
-            return handle_torch_function(sgemm, operands, a, b, c, out=out, **flags)
+            return overridden(sgemm, (a, b, c, out), a, b, c, out=out, **flags)
         if out is not None:
             return _into(out, a, b, c, flags)
         if _functorch_active():
@@ -639,6 +650,8 @@ def sgemm(
             (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
             and torch.is_grad_enabled()
         ) or forward_ad._current_level >= 0:
+            if torch._C._get_tracing_state() is not None:  # torch.jit.trace records operators
+                return _SGEMM(a, b, c, **flags)
             return _differentiable("sgemm", a, b, c, flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
@@ -648,21 +661,44 @@ def sgemm(
         raise
 
 
-def sgemm_packed(
-    a: Tensor, b: Tensor, c: Tensor | None, packed: Tensor | None, out: Tensor | None, flags: Any
+def overridden(function: Callable[..., Any], operands: Any, *args: Any, **kwargs: Any) -> Any:
+    """``handle_torch_function``; compiled, what is no tensor goes first.
+
+    Dynamo traces that function of torch's, but not for None, nor for a tensor before another type.
+    """
+    if is_compiling():
+        others = tuple(t for t in operands if t is not None and not isinstance(t, Tensor))
+        operands = others or operands
+    return handle_torch_function(function, operands, *args, **kwargs)
+
+
+def sgemm_as(
+    words: _checks.Words, a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any
 ) -> Tensor:
+    """``sgemm`` for a function that has another name, and others for its operands."""
+    try:
+        return sgemm(a, b, c, **flags)
+    except (TypeError, ValueError):
+        _raise_as_python("sgemm", a, b, c, words=words, **flags)
+        raise
+
+
+def sgemm_packed(
+    words: _checks.Words, a: Tensor, b: Tensor, c: Tensor | None, packed: Tensor | None,
+    out: Tensor | None, flags: Any,
+) -> Tensor:  # fmt: skip
     """The same for a ``b`` of which ``prepack`` keeps the parts, ``packed``."""
     try:
         if packed is not None:
             flags["packed"] = packed
         if out is not None:
-            return _into(out, a, b, c, flags)
+            return (_copy_out if is_compiling() else _into)(out, a, b, c, flags)
         if is_compiling() or _functorch_active() or _forward_mode() or _any_requires_grad(a, b, c):
             return _SGEMM(a, b, c, **flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
     except Exception:
-        _raise_as_python("sgemm", a, b, c, out=out, **flags)
+        _raise_as_python("sgemm", a, b, c, out=out, words=words, **flags)
         raise
 
 
@@ -674,11 +710,17 @@ def _into(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, 
         return _SGEMM_OUT(a, b, c, out=out, **flags)
 
 
-def _copy_out(a: Tensor, b: Tensor, c: Tensor | None, result: Tensor, out: Tensor) -> Tensor:
+def _copy_out(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
     """``out=`` in a compiled graph, where operators must not mutate: a copy that Inductor fuses."""
     refuse_grad(a, b, c, out)
-    if out.shape != result.shape:
-        raise ValueError(
-            f"sgemm: out must have shape {tuple(result.shape)}, got {tuple(out.shape)}"
-        )
+    result = _SGEMM(a, b, c, **flags)
+    _checks.takes("sgemm", out, result)
     return out.copy_(result)
+
+
+def _number(flags: dict[str, Any], arg: str, value: Any) -> None:
+    """Keep a factor unless it is 1; the dispatcher would take a tensor for one, too."""
+    if not is_compiling():  # else the fake checks it
+        _checks.number("sgemm", arg, value)
+    if value != 1:
+        flags[arg] = value

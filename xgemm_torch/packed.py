@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import _checks
-from .functional import _bias_fits, _rank, _ranks, _rows, _sizes, addmm, linear, matmul, mm
+from . import functional as F
+from .functional import addmm, linear, matmul, mm
 from .ops import KERNELS, sgemm, sgemm_packed
 from .registry import stages
 
@@ -22,19 +24,40 @@ class PackedWeight:
     """A matrix and the 16-bit parts that stages of two fp16 parts make of it; see ``prepack``.
 
     It holds the weight itself too: for its gradients, for stages that take no parts, and for
-    elements and problems that two parts cannot give.
+    elements and problems that two parts cannot give. A copy, or what is loaded, packs its own
+    weight when it is first used: loaders fill tensors after they have made them.
 
     Attributes:
         weight: the matrix.
         trans_b: whether it is used transposed.
         kernel: the stage that was asked for the parts, or "auto".
-        parts: they and their scales, opaque; None where no stage of this device takes any.
     """
 
-    def __init__(self, weight: Tensor, trans_b: bool, kernel: str, parts: Tensor | None) -> None:
-        """As ``prepack`` has made it."""
-        self.weight, self.trans_b, self.kernel, self.parts = weight, trans_b, kernel, parts
-        self._then = _state(weight)
+    def __init__(self, weight: Tensor, trans_b: bool, kernel: str) -> None:
+        """Of a weight that is yet to be packed."""
+        self.weight, self.trans_b, self.kernel = weight, trans_b, kernel
+        self._parts: Tensor | None = None
+        self._then: tuple[Any, ...] | None = None  # what the weight was when it was packed
+
+    @property
+    def parts(self) -> Tensor | None:
+        """The parts and their scales, opaque.
+
+        None where no stage of this device takes any, where a copy's weight is none that can be
+        packed (``half()``, inference mode), and where a copy is first used in a CUDA graph's
+        capture or in a compiled one: the weight itself is used there.
+        """
+        if is_compiling():
+            return None
+        if self._then is None and _refusal(self.weight) is None and not _capturing(self.weight):
+            self._pack()
+        return self._parts
+
+    def _pack(self) -> None:
+        with torch.no_grad():
+            parts = torch.ops.xgemm.prepack(self.weight, trans_b=self.trans_b, kernel=self.kernel)
+        self._then = _state(self.weight)
+        self._parts = parts if parts.numel() else None
 
     @property
     def shape(self) -> torch.Size:
@@ -43,8 +66,9 @@ class PackedWeight:
 
     def check(self, name: str = "prepack") -> None:
         """Raise RuntimeError if the weight is no longer what it was when it was packed."""
-        now = _state(self.weight)
-        if now != self._then:
+        if is_compiling() or self._then is None:
+            return
+        if (now := _state(self.weight)) != self._then:
             what = "has been written to" if now[1:] == self._then[1:] else "has other memory"
             raise RuntimeError(
                 f"{name}: the packed weight is stale: since prepack the weight {what}; "
@@ -53,15 +77,15 @@ class PackedWeight:
 
     def __repr__(self) -> str:
         """Shape, device, bytes."""
-        kept = "no parts" if self.parts is None else f"{self.parts.numel()} bytes of parts"
+        kept = "no parts" if self._parts is None else f"{self._parts.numel()} bytes of parts"
         return (
             f"PackedWeight({tuple(self.shape)}, trans_b={self.trans_b}, "
             f"device={self.weight.device}, {kept})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, or what is loaded, packs its own weight."""
-        return _again, (self.weight, self.trans_b, self.kernel)
+        """Without the parts."""
+        return PackedWeight, (self.weight, self.trans_b, self.kernel)
 
     @classmethod
     def __torch_function__(
@@ -106,34 +130,44 @@ def prepack(weight: Tensor, *, trans_b: bool = True, kernel: str = "auto") -> Pa
         RuntimeError: an inference tensor, whose changes torch does not count; no memory; a stage
             that the device cannot run.
     """
-    _checks._operand("prepack", "weight", weight)
+    if (error := _refusal(weight)) is not None:
+        raise error
     _checks._string("prepack", "kernel", kernel)
     if not isinstance(trans_b, bool):
         raise TypeError(f"prepack: trans_b must be a bool, got {type(trans_b).__name__}")
-    if type(weight) not in (Tensor, torch.nn.Parameter):
-        raise TypeError(f"prepack: weight must be a plain tensor, got {type(weight).__name__}")
-    if weight.dim() != 2:
-        raise ValueError(f"prepack: weight must have 2 dimensions, got shape {_sizes(weight)}")
-    if weight.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"prepack: weight is on {weight.device}; cpu and cuda are supported")
     if kernel not in KERNELS["sgemm"]:
         raise ValueError(
             f"prepack: no kernel named '{kernel}'; there are: {', '.join(KERNELS['sgemm'])}"
         )
     if kernel != "auto" and kernel not in _PACKS:
         raise ValueError(f"prepack: {kernel} takes no parts; stages that do: {', '.join(_PACKS)}")
+    packed = PackedWeight(weight, trans_b, kernel)
+    packed._pack()
+    return packed
+
+
+def _refusal(weight: Any) -> Exception | None:
+    """Why a weight cannot be packed."""
+    try:
+        _checks._operand("prepack", "weight", weight)
+    except TypeError as error:
+        return error
+    if type(weight) not in (Tensor, torch.nn.Parameter):
+        return TypeError(f"prepack: weight must be a plain tensor, got {type(weight).__name__}")
+    if weight.dim() != 2:
+        return ValueError(f"prepack: weight must have 2 dimensions, got shape {F._sizes(weight)}")
+    if weight.device.type not in ("cpu", "cuda"):
+        return ValueError(f"prepack: weight is on {weight.device}; cpu and cuda are supported")
     if weight.is_inference():
-        raise RuntimeError(
+        return RuntimeError(
             "prepack: torch does not count the changes of an inference tensor; make the weight "
             "outside torch.inference_mode"
         )
-    with torch.no_grad():
-        parts = torch.ops.xgemm.prepack(weight, trans_b=trans_b, kernel=kernel)
-    return PackedWeight(weight, trans_b, kernel, parts if parts.numel() else None)
+    return None
 
 
-def _again(weight: Tensor, trans_b: bool, kernel: str) -> PackedWeight:
-    return prepack(weight, trans_b=trans_b, kernel=kernel)
+def _capturing(weight: Tensor) -> bool:
+    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _state(weight: Tensor) -> tuple[Any, ...]:
@@ -154,15 +188,16 @@ def _matrix(name: str, arg: str, packed: Any, **others: Any) -> Tensor:
 
 
 def _sgemm(
-    a: Tensor, b: Any, c: Tensor | None = None, *, out: Tensor | None = None, **flags: Any
-) -> Tensor:
-    weight = _matrix("sgemm", "b", b, a=a, c=c, out=out)
+    a: Tensor, b: Any, c: Tensor | None = None, *, out: Tensor | None = None,
+    words: _checks.Words = F.SGEMM, **flags: Any,
+) -> Tensor:  # fmt: skip
+    weight = _matrix(words.name, words.b, b, a=a, c=c, out=out)
     if flags.get("trans_b", False) != b.trans_b:
         raise ValueError(
-            f"sgemm: b was packed for trans_b={b.trans_b}; prepack(weight, trans_b="
+            f"{words.name}: {words.b} was packed for trans_b={b.trans_b}; prepack(weight, trans_b="
             f"{not b.trans_b}) packs for {not b.trans_b}"
         )
-    return sgemm_packed(a, weight, c, b.parts, out, flags)
+    return sgemm_packed(words, a, weight, c, b.parts, out, flags)
 
 
 def _linear(
@@ -173,40 +208,41 @@ def _linear(
         raise ValueError(
             "linear: weight was packed for trans_b=False; prepack(weight) packs for linear"
         )
-    _bias_fits(bias, matrix)
-    if _rank("linear", "x", x) == 0 or x.shape[-1] != matrix.shape[-1]:
+    F._bias_fits(bias, matrix)
+    if F._rank("linear", "x", x) == 0 or x.shape[-1] != matrix.shape[-1]:
         raise ValueError(
-            f"linear: inner sizes differ: x is {_sizes(x)}, weight is {_sizes(matrix)}"
+            f"linear: inner sizes differ: x is {F._sizes(x)}, weight is {F._sizes(matrix)}"
         )
     flags = {"trans_b": True, "activation": activation, **how}
     if x.dim() == 2:
-        return sgemm_packed(x, matrix, bias, weight.parts, None, flags)
-    out = sgemm_packed(_rows(x), matrix, bias, weight.parts, None, flags)
+        return sgemm_packed(F.LINEAR, x, matrix, bias, weight.parts, None, flags)
+    out = sgemm_packed(F.LINEAR, F._rows(x), matrix, bias, weight.parts, None, flags)
     return out.reshape((*x.shape[:-1], matrix.shape[0]))
 
 
 def _mm(input: Tensor, mat2: Any, **how: Any) -> Tensor:
-    _ranks("mm", 2, input=input)
-    return _sgemm(input, mat2, **how)
+    F._ranks("mm", 2, input=input)
+    return _sgemm(input, mat2, words=F.MM, **how)
 
 
 def _addmm(input: Tensor, mat1: Tensor, mat2: Any, **how: Any) -> Tensor:
-    _ranks("addmm", 2, mat1=mat1)
-    return _sgemm(mat1, mat2, input, **how)
+    F._ranks("addmm", 2, mat1=mat1)
+    return _sgemm(mat1, mat2, input, words=F.ADDMM, **how)
 
 
 def _matmul(input: Tensor, other: Any, *, out: Tensor | None = None, **how: Any) -> Tensor:
     matrix = _matrix("matmul", "other", other, input=input, out=out)
-    rank = _rank("matmul", "input", input)
+    rank = F._rank("matmul", "input", input)
     if rank == 2:
-        return _sgemm(input, other, out=out, **how)
+        return _sgemm(input, other, out=out, words=F.MATMUL, **how)
     if out is not None:
         raise ValueError("matmul: with a packed weight out= takes an input of two dimensions")
     if rank == 0 or input.shape[-1] != matrix.shape[0]:
         raise ValueError(
-            f"matmul: inner sizes differ: input is {_sizes(input)}, other is {_sizes(matrix)}"
+            f"matmul: inner sizes differ: input is {F._sizes(input)}, other is {F._sizes(matrix)}"
         )
-    return _sgemm(_rows(input), other, **how).reshape((*input.shape[:-1], matrix.shape[1]))
+    out = _sgemm(F._rows(input), other, words=F.MATMUL, **how)
+    return out.reshape((*input.shape[:-1], matrix.shape[1]))
 
 
 _PRODUCTS: dict[Callable[..., Any], Callable[..., Tensor]] = {

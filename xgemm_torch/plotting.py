@@ -19,6 +19,11 @@ COLORS = {"stock": BLUE, "converted": ORANGE}
 LABELS = {"stock": "stock nn.Linear", "converted": "xgemm_torch"}
 
 
+def require() -> None:
+    """Raise ModuleNotFoundError now, before what is to be drawn is measured."""
+    import matplotlib.figure  # noqa: F401
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Make a figure of its own, not pyplot's: no global state, no window, no backend to choose."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

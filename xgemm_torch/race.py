@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import counts, environment, ladder, marks, timing
+from . import counts, environment, ladder, marks, plotting, timing
 from .registry import stages
 
 CUBLAS = "torch.mm"
@@ -196,11 +196,10 @@ def _speed_table(facts: dict[str, Any]) -> Any:
 
 def run(options: argparse.Namespace) -> int:
     """Run the race, print its table, write its charts; returns 0."""
+    plotting.require()
     facts = collect(options.size, options.layout, quiet=options.json)
     kind = "" if facts["gpu"] else "-counts"
     path = options.png or Path(f"ladder-race{kind}-{_problem(facts)}.png")
-    from . import plotting
-
     plotting.race(facts, path)
     if options.json:
         print(json.dumps({**facts, "png": str(path)}, indent=2))

@@ -83,10 +83,12 @@ SITES = (
     "wgmma wait",
     "signal",
     "signal wait",
+    "launch wait",
 )
 """Kinds of `sites`: __syncthreads, __syncwarp, the two that order cp.async, bar.sync, the barrier
-of a cluster, what is done with mbarriers, the three that order wgmma, and those between the blocks
-of a grid. An expect is an arrival, too, and is left out with it."""
+of a cluster, what is done with mbarriers, the three that order wgmma, those between the blocks of a
+grid, and the wait of a launch for the one before it. An expect is an arrival, too, and is left out
+with it."""
 
 
 def sites(kind: str | None = None) -> list[str]:

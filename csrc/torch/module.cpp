@@ -118,6 +118,9 @@ std::string json(const Candidate& c, const std::string& scheme) {
 
 std::string explain_json(const Gemm& g, const Device& device, bool strict, size_t workspace,
                          const char* gpu) {
+  if (g.m == 0 || g.n == 0 || g.batch == 0)
+    return "{\"kernel\":null,\"row\":0,\"why\":\"the result is empty, so nothing is launched\","
+           "\"candidates\":[]}";
   static const Selector selector(stages(Flavour::host));
   const auto tuned = tuned_cache(&warn);
   const TunedGpu* const here = tuned ? tuned->host.on(device, gpu) : nullptr;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -178,8 +179,8 @@ void check_out(const std::string& op, const Tensor& out, const Shape& s, const G
   };
   if (!disjoint(g.a, g.m, g.k)) bad(op, "out and a share memory");
   if (!disjoint(g.b, g.k, g.n)) bad(op, "out and b share memory");
-  const bool same = has_c && g.c.data == d.data && g.c.rs == d.rs && g.c.cs == d.cs &&
-                    (g.batch == 1 || g.c.bs == d.bs);
+  const bool same = has_c && g.c.data == d.data && (g.m == 1 || g.c.rs == d.rs) &&
+                    (g.n == 1 || g.c.cs == d.cs) && (g.batch == 1 || g.c.bs == d.bs);
   if (has_c && !same && !disjoint(g.c, g.m, g.n))
     bad(op, "out and c share memory without being the same view");
 }
@@ -206,6 +207,14 @@ const Stage* named(const std::string& op, const std::string& kernel, Flavour fla
   std::string names = "auto";
   for (const Stage& s : stages(Flavour::host)) names += ", " + s.name;
   bad(op, "no kernel named '", name, "'; there are: ", names);
+}
+
+// A finite number that has no float is refused: as an infinity it would make NaNs of zeros.
+float factor(const std::string& op, const char* name, double x) {
+  const auto f = static_cast<float>(x);
+  if (std::isinf(f) && !std::isinf(x))
+    bad(op, name, " is ", x, ", beyond float32's largest number");
+  return f;
 }
 
 // All checks, then the plain struct. The result's view (d) is still to be filled in.
@@ -236,8 +245,9 @@ Gemm describe(const std::string& op, const Arguments& x) {
   const bool chosen = x.precision != "ieee" && x.kernel == "auto" && op == "sgemm";
   if (!chosen || is_narrow(g.m, g.n)) g.share = simt::share_of(g);
   g.as_one = x.precision == "fp32";
-  g.alpha = static_cast<float>(x.alpha);
-  g.beta = x.c ? static_cast<float>(x.beta) : 0.f;
+  g.alpha = factor(op, "alpha", x.alpha);
+  g.beta = factor(op, "beta", x.beta);
+  if (!x.c) g.beta = 0.f;
   g.act = activation(op, x.activation);
   if (x.precision != "fp32" && x.precision != "ieee")
     bad(op, "precision must be 'fp32' or 'ieee', got '", x.precision, "'");
@@ -259,11 +269,13 @@ Gemm describe(const std::string& op, const Arguments& x) {
 
 // What prepack has made of b, for a stage that takes it; null for the others.
 void* packed_b(const std::string& op, const Stage& stage, const Gemm& g, const Arguments& x) {
-  if (!x.packed || !stage.pack) return nullptr;
+  if (!x.packed || !stage.pack || g.k == 0) return nullptr;
   const auto bytes = static_cast<int64_t>(stage.packed_bytes(g));
   if (x.packed->numel() != bytes)
     bad(op, "packed is not of this b: it has ", x.packed->numel(), " bytes, prepack gives ", bytes,
         " for K = ", g.k, ", N = ", g.n);
+  if (reinterpret_cast<uintptr_t>(x.packed->const_data_ptr()) % 16)
+    bad(op, "packed is at an address that is no multiple of 16; prepack gives one that is");
   return const_cast<void*>(x.packed->const_data_ptr());
 }
 
@@ -282,8 +294,9 @@ void run_blas(const Gemm& g, const Arguments& x, const Tensor& out) {
   const Tensor a = as(x.a, {g.batch, g.m, g.k}, {g.a.bs, g.a.rs, g.a.cs}, batched);
   const Tensor b = as(x.b, {g.batch, g.k, g.n}, {g.b.bs, g.b.rs, g.b.cs}, batched);
   // With beta = 0 ATen reads nothing of this operand, but wants one: the result itself.
-  const Tensor c =
-      g.beta == 0.f ? out : as(*x.c, {g.batch, g.m, g.n}, {g.c.bs, g.c.rs, g.c.cs}, batched);
+  const Tensor c = g.beta == 0.f || g.c.data == g.d.data
+                       ? out
+                       : as(*x.c, {g.batch, g.m, g.n}, {g.c.bs, g.c.rs, g.c.cs}, batched);
   const auto blas = batched ? aoti_torch_cpu_baddbmm_out : aoti_torch_cpu_addmm_out;
   TORCH_ERROR_CODE_CHECK(blas(out.get(), c.get(), a.get(), b.get(), g.beta, g.alpha));
 }

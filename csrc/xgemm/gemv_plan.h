@@ -36,8 +36,7 @@ struct GemvPlan {
 // each of them; a warp then makes as many as let all blocks run at a time.
 inline GemvPlan plan_gemv(const Gemm& all, const Tile& t, int64_t groups, const Device& device,
                           void* workspace) {
-  const bool clusters = kFlavour == Flavour::host || may_depend(device);
-  const int warps = t.threads() / 32, most_blocks = clusters ? kMostGemvBlocks : 1;
+  const int warps = t.threads() / 32, most_blocks = may_depend(device) ? kMostGemvBlocks : 1;
   GemvPlan plan{.job = {{.g = rows_first(all)}}};
   GemvJob& job = plan.job;
   job.shares = chain_count(job.g);

@@ -62,19 +62,8 @@ __device__ __forceinline__ void unpack_half2(uint32_t packed, float& x0, float& 
 #endif
 }
 
-// For both halves of a register, as unsigned numbers: min(x + add, y), where the sum wraps around,
-// and max(x, y).
-__device__ __forceinline__ uint32_t add_min_u16x2(uint32_t x, uint32_t add, uint32_t y) {
-#ifdef __CUDACC__
-  return __viaddmin_u16x2(x, add, y);
-#else
-  const auto half = [&](int shift) {
-    const uint32_t sum = ((x >> shift) + (add >> shift)) & 0xffffu, other = y >> shift & 0xffffu;
-    return (sum < other ? sum : other) << shift;
-  };
-  return half(0) | half(16);
-#endif
-}
+// The larger one of both halves of a register, as unsigned numbers, and the least of three numbers:
+// an instruction each.
 __device__ __forceinline__ uint32_t max_u16x2(uint32_t x, uint32_t y) {
 #ifdef __CUDACC__
   return __vmaxu2(x, y);
@@ -84,6 +73,14 @@ __device__ __forceinline__ uint32_t max_u16x2(uint32_t x, uint32_t y) {
     return (a > b ? a : b) << shift;
   };
   return half(0) | half(16);
+#endif
+}
+__device__ __forceinline__ uint32_t min3_u32(uint32_t x, uint32_t y, uint32_t z) {
+#ifdef __CUDACC__
+  return __vimin3_u32(x, y, z);
+#else
+  const uint32_t xy = x < y ? x : y;
+  return xy < z ? xy : z;
 #endif
 }
 

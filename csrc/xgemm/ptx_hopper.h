@@ -427,8 +427,11 @@ __device__ __forceinline__ void registers_up() {
 
 // In a kernel launched as `dependent`: until the kernel before it in the stream is over and its
 // writes are here.
-__device__ __forceinline__ void wait_for_launch_before() {
-#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void wait_for_launch_before(
+    [[maybe_unused]] simt::Site site = simt::here()) {
+#ifndef __CUDACC__
+  simt::wait_for_launch_before(site);
+#elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -12,22 +12,24 @@ namespace xgemm {
 // of 2^kReachDepth of them are far within the range of FP32, and so are all parts.
 constexpr int kLeastExponent = -50, kMostExponent = 52, kReachDepth = 20;
 
-// Of the first parts that a thread has seen, in both halves: the smallest magnitude but zero, less
-// one, and the largest.
+// Of the elements that a thread has seen: the smallest magnitude but zero, less one, without the
+// sign's bit; and of their first parts the largest, in both halves. Elements may be so small that
+// their parts are zeros.
 struct Reach {
   // kShort is of a product, not of an element.
   static constexpr uint32_t kLow = 1, kHigh = 2, kShort = 4;
   uint32_t least = 0xffffffffu, most = 0;
 
-  __device__ __forceinline__ void see(uint32_t parts) {
-    const uint32_t magnitudes = parts & 0x7fff7fffu;
-    least = add_min_u16x2(magnitudes, 0xffffffffu, least);
-    most = max_u16x2(magnitudes, most);
+  // Two elements, and their first parts.
+  __device__ __forceinline__ void see(float x0, float x1, uint32_t parts) {
+    const uint32_t a = float_to_bits(x0), b = float_to_bits(x1);
+    least = min3_u32(a + a - 1, b + b - 1, least);
+    most = max_u16x2(parts & 0x7fff7fffu, most);
   }
   // Whether some were below, and above, what is safe for any product.
   __device__ __forceinline__ uint32_t strange() const {
-    constexpr uint32_t kLeast = (127 + kLeastExponent) << 7, kMost = (127 + kMostExponent) << 7;
-    const bool low = (least & 0xffffu) < kLeast - 1 || least >> 16 < kLeast - 1;
+    constexpr uint32_t kLeast = (127 + kLeastExponent) << 24, kMost = (127 + kMostExponent) << 7;
+    const bool low = least < kLeast - 1;
     const bool high = (most & 0xffffu) >= kMost || most >> 16 >= kMost;
     return (low ? kLow : 0) | (high ? kHigh : 0);
   }
@@ -38,7 +40,7 @@ __device__ __forceinline__ void split_pair(uint32_t (&parts)[3], float x0, float
 #pragma unroll
   for (int p = 0; p < 3; ++p) {
     parts[p] = pack_half2<Half::bf16>(x0, x1);
-    if (p == 0) reach.see(parts[p]);
+    if (p == 0) reach.see(x0, x1, parts[p]);
     if (p == 2) continue;
     float y0, y1;
     unpack_half2<Half::bf16>(parts[p], y0, y1);

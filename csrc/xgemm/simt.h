@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 
 #include "xgemm/stage.h"
 
@@ -31,8 +32,9 @@ template <class T>
 using Type = T;
 
 inline void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess)
-    throw std::runtime_error(std::string("xgemm: ") + what + ": " + cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // it is told here, not by the next call that asks
+  throw std::runtime_error(std::string("xgemm: ") + what + ": " + cudaGetErrorString(status));
 }
 
 __device__ __forceinline__ void expect_aligned(const void*, int) {}
@@ -112,29 +114,31 @@ void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& con
   LaunchAttributes attributes(config, context.stream);
   simt::check(cudaLaunchKernelEx(&attributes.config, kernel, args...), "launch");
 #else
-  simt::launch(kernel, config.grid, config.block, config.smem, config.cluster, config.in_order,
-               args...);
+  simt::launch(
+      kernel,
+      {config.grid, config.block, config.smem, config.cluster, config.dependent, config.in_order},
+      args...);
   static_cast<void>(context);
 #endif
 }
 
 // How many clusters of such a launch run at a time on a GPU: not all of its multiprocessors need
-// have a partner. The first GPU's answer stands for those like it.
+// have a partner. The first GPU's answer stands for others, as far as they have so many
+// multiprocessors.
 template <auto kKernel>
-int clusters_at_a_time([[maybe_unused]] const LaunchConfig& config,
-                       [[maybe_unused]] const Device& device) {
+int clusters_at_a_time(const LaunchConfig& config, const Device& device) {
 #ifdef __CUDACC__
-  static const int count = [&] {
+  static const int of_first = [&] {
     allow_shared_memory(reinterpret_cast<const void*>(kKernel), config.smem);
     LaunchAttributes attributes(config, nullptr);
     int clusters = 0;
     simt::check(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &attributes.config), "clusters");
     return clusters;
   }();
-  return count;
 #else
-  return std::max(1, device.sm_count / static_cast<int>(config.cluster));
+  constexpr int of_first = INT_MAX;
 #endif
+  return std::clamp(of_first, 1, std::max(1, device.sm_count / static_cast<int>(config.cluster)));
 }
 
 }  // namespace XGEMM_FLAVOUR

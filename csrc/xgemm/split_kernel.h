@@ -132,7 +132,7 @@ __device__ __forceinline__ void split8(const float (&x)[8], const RowScale& scal
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       const float size = fabsf(t[e]);
-      counts.low += size < S.low, counts.tiny += size < S.tiny && t[e] != 0.f;
+      counts.low += size < S.low, counts.tiny += size < S.tiny && x[e] != 0.f;
     }
   }
 #pragma unroll

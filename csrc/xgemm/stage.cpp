@@ -23,6 +23,10 @@ bool none_fits(const Stage& s, const Device& device) {
                                           [&](const Tile& t) { return fits(t, device); });
 }
 
+// Stages count slices of K, 8 or more of it each, in 32 bits.
+constexpr int64_t kMostK = int64_t{1} << 33;
+bool too_deep(const Gemm& g) { return g.k > kMostK; }
+
 }  // namespace
 
 const std::vector<Stage>& stages(Flavour flavour) { return table(flavour); }
@@ -34,7 +38,7 @@ const Stage* find_stage(Flavour flavour, const std::string& name) {
 }
 
 size_t workspace_of(const Stage& s, const Gemm& g, const Context& context) {
-  return s.workspace ? s.workspace(g, context) : 0;
+  return s.workspace && !too_deep(g) ? s.workspace(g, context) : 0;
 }
 
 std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
@@ -47,12 +51,14 @@ std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
   if (none_fits(s, device))
     return "has no tile that fits this device's " +
            std::to_string(smem_of_block(device.sm) / 1024) + " KiB of shared memory for a block";
+  if (too_deep(g))
+    return "takes K up to " + std::to_string(kMostK) + ", this is " + std::to_string(g.k);
   const char* why = s.refuse ? s.refuse(g) : nullptr;
   return why ? why : "";
 }
 
 bool takes(const Stage& s, const Gemm& g, const Device& device) {
-  return !too_old(s, device) && !too_new(s, device) && !none_fits(s, device) &&
+  return !too_old(s, device) && !too_new(s, device) && !none_fits(s, device) && !too_deep(g) &&
          !(s.refuse && s.refuse(g));
 }
 

@@ -7,8 +7,8 @@
 
 namespace xgemm {
 
-// acc * 2^-(a + b), rounded once. Halves of the exponent: acc is no smaller than 2^-60 (or zero),
-// so that the first product is exact unless the second is zero or infinite anyway.
+// acc * 2^-(a + b), by halves of the exponent, which have one sign: the first product is exact, or
+// what comes of it is below FP32's normal numbers.
 __device__ __forceinline__ float unscale(float acc, int a, int b) {
   int e = -(a + b);
   e = e < -252 ? -252 : e > 252 ? 252 : e;
@@ -73,8 +73,8 @@ struct TileScales {
     tell(doubt, g.k, thread);
   }
 
-  // Whether parts suffice for every pair of a row and a column, and scales can be undone one by
-  // one: parts_suffice for all of them at once, and not for some that are rare.
+  // Whether parts suffice for every pair of a row and a column, and two scales' product is exact:
+  // parts_suffice for all of them at once, and not for some that are rare.
   __device__ __forceinline__ bool plain() const {
     uint32_t doubt = 0;
 #pragma unroll
@@ -166,8 +166,7 @@ struct PartsEpilogue {
   __device__ __forceinline__ void unscale_all(float (&x)[4 * kRun], int run) const {
     const float a[2] = {undo_rows[0], undo_rows[8]};
 #pragma unroll
-    for (int e = 0; e < 4 * kRun; ++e)
-      x[e] = x[e] * a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
+    for (int e = 0; e < 4 * kRun; ++e) x[e] *= a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
   }
 
   // For which of the `exist`ing ones parts suffice, a bit each.

@@ -83,6 +83,7 @@ struct Fiber {
   std::vector<Wgmma> wgmma_open;
   std::vector<Accumulators> accumulators;   // in flight
   size_t tiles = 0;                         // that it has had so far
+  bool waited = false;                      // for the launch before this one
   void* sanitizer = nullptr;                // the TSan fiber, in a TSan build
 };
 
@@ -174,13 +175,19 @@ struct Operand {
   struct Use {
     uint32_t writer = 0, reader = 0;
     uint64_t written = 0, read = 0;
+    bool atomic = false;  // changed by atomic operations, which come in any order
   };
   std::vector<Use> uses;  // by slot
+  // What the launches before this one have done to it.
+  enum Before : uint8_t { untouched, read, written };
+  std::vector<Before> before;  // by slot
 
   Operand(const char* name, const void* base, bool writable, std::vector<Axis> all);
   // Offset in floats of the element at p, or -1 when p is none: padding between rows is not part of
   // a view.
   int64_t element(const char* p) const;
+  // Uses are those of the launches before from now on.
+  void begin_launch();
   // Where `uses` has the element at an offset: elements far apart take no more room than others.
   size_t slot(int64_t offset) const;
 };
@@ -209,6 +216,13 @@ struct Block {
   std::vector<MbarrierState> mbarriers;
   std::vector<uint64_t> read_by_others;  // [agent]: when others of the cluster read its memory ...
   Site read_at;  // ... and where they did so last
+  // Threads that have waited for the launch before, and when: by clock.h, and in barriers passed.
+  struct LaunchWait {
+    unsigned agent;
+    uint64_t time;
+    uint32_t passed;
+  };
+  std::vector<LaunchWait> launch_waits;
   NamedBarrier named[16];
   std::vector<Warpgroup> warpgroups;
   const char* stacks = nullptr;  // of all fibers
@@ -259,6 +273,8 @@ constexpr unsigned kMostBlocks = 16;  // of a cluster
 void expect_aligned(const void* p, size_t bytes, const void* pc);
 void note_shared(const Block& b, const char* p, size_t bytes, bool write, const void* pc);
 void note_global(const Block& b, const char* p, size_t bytes, bool write, const void* pc);
+// An atomic operation on one float's room.
+void note_atomic(const Block& b, const uint32_t* p, const void* pc);
 // The same for what TMA writes into a block's shared memory for the thread that runs, ...
 void note_tma(Block& to, const char* p, size_t bytes, const void* pc);
 // ... what it reads of another block of its cluster, ...

@@ -59,6 +59,7 @@ void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, co
   context.workspace = workspace.data();
   std::vector<Operand>& watched = machine().operands;
   watched = operands(stage, g, context);
+  machine().launches = 0;
   try {
     launches(g, context);
   } catch (...) {

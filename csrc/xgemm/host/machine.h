@@ -85,6 +85,8 @@ struct Machine {
   Cluster* here = nullptr;                      // whose turn it is
   unsigned cluster = 1;                         // blocks of each
   bool in_order = false;                        // this launch's clusters begin so
+  bool dependent = false;                       // it begins before those before it are over ...
+  unsigned launches = 0;                        // ... of which there were so many, it included
   std::vector<Operand> operands;                // of this launch
   std::map<const uint32_t*, std::map<unsigned, Times>> signals;  // what each flag tells
   void* scheduler_sp = nullptr;

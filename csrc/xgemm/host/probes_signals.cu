@@ -1,11 +1,11 @@
 // Probes of signals between the blocks of a grid: each sums up a share of k, and one of them adds
-// what the others have left in the workspace.
+// what the others have left in the workspace. And of a launch that waits for the one before it.
 #include <stdexcept>
 #include <vector>
 
 #include "xgemm/host/probes.h"
 #include "xgemm/launch.h"
-#include "xgemm/ptx.h"
+#include "xgemm/ptx_hopper.h"
 
 namespace xgemm {
 namespace {
@@ -22,7 +22,9 @@ enum class Fault {
   wait_for_too_many,
   wait_for_later_blocks,
   not_cleared,
-  in_any_order
+  in_any_order,
+  no_launch_wait,
+  no_barrier_after_launch_wait
 };
 
 struct Meeting {
@@ -55,10 +57,22 @@ __global__ void add_up(const Gemm g, const Meeting at) {
   g.store(0, t, sum);
 }
 
+// Adds what `clear` has left to one block's product; one thread waits for all.
+template <Fault kFault>
+__global__ void add_cleared(const Gemm g, const Meeting at) {
+  if (blockIdx.x > 0) return;
+  const int t = threadIdx.x;
+  if (t == 0 && kFault != Fault::no_launch_wait) wait_for_launch_before();
+  if (kFault != Fault::no_barrier_after_launch_wait) __syncthreads();
+  auto sum = static_cast<float>(*at.flag);
+  for (int64_t k = 0; k < g.k; ++k) sum += g.a(0, k) * g.b(k, t);
+  g.store(0, t, sum);
+}
+
 struct SignalProbe {
   const char* name;
   void (*kernel)(Gemm, Meeting);
-  bool faulty = true, clears = true, in_order = true;
+  bool faulty = true, clears = true, in_order = true, dependent = false;
 };
 
 constexpr SignalProbe kProbes[] = {
@@ -71,6 +85,11 @@ constexpr SignalProbe kProbes[] = {
     {"wait_for_later_blocks", add_up<Fault::wait_for_later_blocks>},
     {"flag_not_cleared", add_up<Fault::not_cleared>, true, false},
     {"signals_in_any_order", add_up<Fault::in_any_order>, true, true, false},
+    {"dependent_launch", add_cleared<Fault::none>, false, true, false, true},
+    {"missing_launch_wait", add_cleared<Fault::no_launch_wait>, true, true, false, true},
+    {"launch_wait_unseen", add_cleared<Fault::no_barrier_after_launch_wait>, true, true, false,
+     true},
+    {"first_launch_without_wait", add_cleared<Fault::no_launch_wait>, true, false, false, true},
 };
 
 const SignalProbe* probe_to_run;
@@ -80,6 +99,7 @@ void run_signals(const Gemm& g, const Context& context) {
   const Meeting at{flag, reinterpret_cast<float*>(flag + 32)};
   const LaunchConfig config{.grid = dim3(kBlocks),
                             .block = dim3(static_cast<unsigned>(g.n)),
+                            .dependent = probe_to_run->dependent,
                             .in_order = probe_to_run->in_order};
   if (probe_to_run->clears) launch(clear, {.grid = dim3(1), .block = dim3(32)}, context, at);
   launch(probe_to_run->kernel, config, context, Gemm(g), at);

@@ -131,7 +131,7 @@ void copy_wait(int groups_left, Site at) {
 void atomic_max(uint32_t* p, uint32_t x) {
   const void* pc = __builtin_return_address(0);
   const Quiet quiet;
-  note_global(*running, reinterpret_cast<const char*>(p), sizeof *p, false, pc);
+  note_atomic(*running, p, pc);
   *p = std::max(*p, x);
 }
 

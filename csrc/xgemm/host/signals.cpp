@@ -1,5 +1,5 @@
 // Signals between the blocks of a grid: counters in global memory that a block adds to, and others
-// wait at.
+// wait at; and the wait of a grid for the one before it.
 #include "xgemm/host/machine.h"
 
 namespace xgemm::simt {
@@ -12,7 +12,6 @@ void expect_order(const uint32_t* flag, const char* what, const Site& at, const 
     fail(std::string("signals: ") + what + " of " + thread_name(running->self) + " at " +
          place(at) + " in a launch whose blocks begin in any order");
   expect_aligned(flag, sizeof *flag, pc);
-  note_global(*running, reinterpret_cast<const char*>(flag), sizeof *flag, false, pc);
 }
 
 // One happens-before token of a sanitizer's for all signals at a flag.
@@ -40,6 +39,7 @@ void signal(uint32_t* flag, Site site) {
   if (skips(Sync::signal, site)) return;
   expect_order(flag, "a signal", site, pc);
   Machine& m = machine();
+  note_atomic(*running, flag, pc);
   m.here->clocks.signal(running->agent(running->self), m.signals[flag]);
   ++*flag;
   meeting_arrive(m.sanitizer, meeting_of(flag));
@@ -52,6 +52,7 @@ void wait_for_signals(const uint32_t* flag, uint32_t count, Site site) {
     const Quiet quiet;
     if (skips(Sync::signal_wait, site)) return;
     expect_order(flag, "a wait", site, pc);
+    note_global(*running, reinterpret_cast<const char*>(flag), sizeof *flag, false, pc);
   }
   Block& b = *running;
   const auto passed = [&] {
@@ -74,6 +75,16 @@ void wait_for_signals(const uint32_t* flag, uint32_t count, Site site) {
     f.signals = count;
     to_scheduler();
   }
+}
+
+void wait_for_launch_before(Site site) {
+  const Quiet quiet;
+  const Hidden hidden;
+  Machine& m = machine();
+  if (!m.dependent || skips(Sync::launch_wait, site)) return;
+  Block& b = *running;
+  b.fibers[b.self].waited = true;
+  b.launch_waits.push_back({b.agent(b.self), m.here->clocks.now, b.passed});
 }
 
 }  // namespace xgemm::simt

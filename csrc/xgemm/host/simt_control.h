@@ -47,12 +47,13 @@ enum class Sync : uint8_t {
   wgmma_commit,
   wgmma_wait,
   signal,
-  signal_wait
+  signal_wait,
+  launch_wait
 };
 constexpr const char* kSync[] = {
     "barrier",         "warp barrier",    "commit",           "wait",          "named barrier",
     "cluster barrier", "mbarrier expect", "mbarrier arrival", "mbarrier wait", "wgmma fence",
-    "wgmma commit",    "wgmma wait",      "signal",           "signal wait"};
+    "wgmma commit",    "wgmma wait",      "signal",           "signal wait",   "launch wait"};
 struct SyncSite {
   Sync kind;
   std::string place;  // "file.cu:line"

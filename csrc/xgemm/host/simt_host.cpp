@@ -206,6 +206,7 @@ void begin_block(Machine& m, Block& b) {
   b.clocks = nullptr;
   b.mbarriers.clear();
   b.read_by_others.clear();
+  b.launch_waits.clear();
   std::fill(std::begin(b.named), std::end(b.named), NamedBarrier{});
   b.warpgroups.clear();
   b.warpgroups.resize((b.threads + 127) / 128);
@@ -220,6 +221,7 @@ void begin_block(Machine& m, Block& b) {
     f.wgmma_groups.clear();
     f.accumulators.clear();
     f.tiles = 0;
+    f.waited = false;
     f.stack = m.here->stacks + (b.rank * b.threads + t) * kStack;
     prepare_fiber(f, &fiber_main);
   }
@@ -393,8 +395,9 @@ void run_clusters(Machine& m, const std::vector<unsigned>& clusters, size_t room
 
 }  // namespace
 
-void run_grid(dim3 grid, dim3 dims, size_t smem, unsigned cluster, bool in_order,
-              void (*thread)(const void*), const void* arguments, size_t argument_bytes) {
+void run_grid(const Grid& shape, void (*thread)(const void*), const void* arguments,
+              size_t argument_bytes) {
+  const auto [grid, dims, smem, cluster, dependent, in_order] = shape;
   if (running) throw std::logic_error("xgemm simt: a kernel launches a kernel");
   Machine& m = machine();
   // An order that is always the same for whoever looks at what happens in it.
@@ -437,7 +440,9 @@ void run_grid(dim3 grid, dim3 dims, size_t smem, unsigned cluster, bool in_order
   }
   m.seen.clear();
   m.signals.clear();
-  for (Operand& o : m.operands) std::fill(o.uses.begin(), o.uses.end(), Operand::Use{});
+  for (Operand& o : m.operands) o.begin_launch();
+  m.dependent = dependent;
+  ++m.launches;
   m.skip = s.skip;
   m.thread = thread;
   m.arguments = arguments;

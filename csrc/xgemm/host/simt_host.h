@@ -194,10 +194,22 @@ void fence_for_wgmma(Site at);
 void wgmma_commit(Site at);
 void wgmma_wait(int groups_left, Site at);
 
+// In a launch that is `dependent`: what the thread does from here on comes after all that the
+// launches before it have done.
+void wait_for_launch_before(Site at);
+
+// As LaunchConfig has it.
+struct Grid {
+  dim3 grid, block;
+  size_t smem;
+  unsigned cluster;
+  bool dependent, in_order;
+};
+
 // Runs every cluster of a grid, and throws for what went wrong in one: one after another in any
 // order, or, `in_order`, begun in that of their numbers, some of which take turns where they wait.
-void run_grid(dim3 grid, dim3 block, size_t smem, unsigned cluster, bool in_order,
-              void (*thread)(const void*), const void* arguments, size_t argument_bytes);
+void run_grid(const Grid& shape, void (*thread)(const void*), const void* arguments,
+              size_t argument_bytes);
 
 template <class Kernel, class... P>
 struct Call {
@@ -210,10 +222,9 @@ struct Call {
 };
 
 template <class... P>
-XGEMM_UNWATCHED void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
-                            unsigned cluster, bool in_order, P... arguments) {
+XGEMM_UNWATCHED void launch(void (*kernel)(P...), const Grid& shape, P... arguments) {
   const Call<void(P...), P...> call{kernel, {arguments...}};
-  run_grid(grid, block, smem, cluster, in_order, &Call<void(P...), P...>::run, &call, sizeof call);
+  run_grid(shape, &Call<void(P...), P...>::run, &call, sizeof call);
 }
 
 }  // namespace xgemm::simt

@@ -205,7 +205,17 @@ Operand::Operand(const char* name_, const void* base_, bool writable_, std::vect
     axes.insert(axes.begin(), *a);
   }
   solid = !nested || elements == reach + 1;
-  if (writable) uses.resize(static_cast<size_t>(solid ? reach + 1 : elements));
+  if (!writable) return;
+  uses.resize(static_cast<size_t>(solid ? reach + 1 : elements));
+  before.resize(uses.size());
+}
+
+void Operand::begin_launch() {
+  for (size_t i = 0; i < uses.size(); ++i) {
+    if (uses[i].writer || uses[i].atomic) before[i] = written;
+    else if (uses[i].reader && before[i] == untouched) before[i] = read;
+    uses[i] = {};
+  }
 }
 
 int64_t Operand::element(const char* p) const {
@@ -253,6 +263,36 @@ bool before(uint32_t thread, uint64_t then) {
        std::to_string(thread / b.threads) + did);
 }
 
+// Whether what the running thread does comes after the launches before, of which this one need not
+// have waited for the end: it has waited itself, or knows of a thread of its block that has.
+bool after_launches_before() {
+  const Block& b = *running;
+  if (!machine().dependent || b.fibers[b.self].waited) return true;
+  return std::any_of(b.launch_waits.begin(), b.launch_waits.end(), [&](const auto& w) {
+    return w.passed < b.passed || (b.clocks && b.clocks->knows(b.agent(b.self), w.agent, w.time));
+  });
+}
+
+[[noreturn]] void too_early(const Operand& o, bool write, const void* pc, const char* why) {
+  fail("too early: " + thread_name(running->self) + (write ? " stores at " : " reads at ") +
+       place(pc) + " an element of " + o.name + why);
+}
+
+// What launches before have done to an element is done, as far as this one would get in its way.
+// Of the launches before the first one nothing is known.
+void expect_done(const Operand& o, int64_t offset, bool write, const void* pc) {
+  const Machine& m = machine();
+  if (!m.dependent || after_launches_before()) return;
+  if (m.launches == 1)
+    too_early(o, write, pc, ", and has not waited for the launch before, whatever that was");
+  if (!o.writable) return;
+  const Operand::Before before = o.before[o.slot(offset)];
+  if (before == Operand::written)
+    too_early(o, write, pc, " that a launch before this one stores, and has not waited for it");
+  if (write && before == Operand::read)
+    too_early(o, write, pc, " that a launch before this one reads, and has not waited for it");
+}
+
 // In a launch an element is stored by one thread, and read by others only after that.
 void note_use(const Operand& o, Operand::Use& use, bool write, const void* pc) {
   const Block& b = *running;
@@ -282,6 +322,8 @@ void note_global(const Block& b, const char* p, size_t bytes, bool write, const 
       if (p >= o.base && (!nearest || o.base > nearest->base)) nearest = &o;
       continue;
     }
+    if (machine().dependent)
+      for (const char* q = first; q < end; q += 4) expect_done(o, o.element(q), write, pc);
     if (!o.writable || bytes < 4) return;
     for (const char* q = first; q < end; q += 4)
       note_use(o, o.uses[o.slot(o.element(q))], write, pc);
@@ -293,6 +335,14 @@ void note_global(const Block& b, const char* p, size_t bytes, bool write, const 
     where += ", " + std::to_string(p - nearest->base) + " bytes from the start of " + nearest->name;
   fail("out of bounds: " + thread_name(b.self) + " " + verb(write) + " global memory " + where +
        ", at " + place(pc));
+}
+
+void note_atomic(const Block& b, const uint32_t* p, const void* pc) {
+  const auto* at = reinterpret_cast<const char*>(p);
+  note_global(b, at, sizeof *p, false, pc);
+  for (Operand& o : *b.operands)
+    if (const int64_t offset = o.element(at); o.writable && offset >= 0)
+      o.uses[o.slot(offset)].atomic = true;
 }
 
 std::string array_byte(const char* p) {

@@ -1,0 +1,75 @@
+"""What README says in figures is what the records that it names say."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xgemm_torch
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
+
+
+@cache
+def record() -> dict[tuple[int, str], dict[str, Any]]:
+    """Times by size and layout, of the record that the ladder's table is of."""
+    (name,) = set(re.findall(r"benchmarks/results/h200/[\w-]*-stages\.json", README))
+    cases = json.loads((ROOT / name).read_text())["cases"]
+    return {(case["size"], case["layout"]): case["times"] for case in cases}
+
+
+def cell(size: int, stage: str) -> str:
+    """Speed and share as the table has them: times of cuBLAS for what runs on tensor cores."""
+    time = record()[size, "NN"].get(stage)
+    if time is None:
+        return "-"
+    speed = f"{time['tflops']:.1f}" if time["tflops"] < 60 else f"{time['tflops']:.0f}"
+    on_tensor_cores = not STAGES[stage].strict and stage != "few_rows"
+    share = f"{time['share']:.2f}x" if on_tensor_cores else f"{time['share']:.0%}"
+    return f"{speed} ({share})"
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_the_ladder(stage):
+    (row,) = re.findall(rf"^\| (\d+) \| `{stage}` \| .* \| (.*) \| (.*) \|$", README, re.MULTILINE)
+    assert row == (str(STAGES[stage].rung), cell(4096, stage), cell(8192, stage))
+
+
+@pytest.mark.parametrize("stage", ["wgmma_fp16x3", "tma_specialized"])
+def test_the_first_words(stage):
+    """The least and the most over all layouts."""
+    text = " ".join(README.split())
+    if stage == "wgmma_fp16x3":
+        said = re.search(
+            r"at ([\d.]+) to ([\d.]+) times cuBLAS FP32 at 4096, ([\d.]+) to ([\d.]+) at 8192", text
+        )
+        groups = [[4096], [8192]]
+    else:
+        said = re.search(r"`tma_specialized` is at (\d+)% to (\d+)% of cuBLAS", text)
+        groups = [[4096, 8192]]
+    found = []
+    for sizes in groups:
+        shares = [t[stage]["share"] for (size, _), t in record().items() if size in sizes]
+        found += [min(shares), max(shares)]
+    form = "{:.1f}" if stage == "wgmma_fp16x3" else "{:.0%}"
+    assert [form.format(x).rstrip("%") for x in found] == list(said.groups())
+
+
+def test_how_many_strict_stages():
+    count = sum(stage.strict for stage in STAGES.values())
+    words = {23: "twenty-three", 24: "twenty-four", 25: "twenty-five"}
+    assert f"{words[count]} strict stages" in README
+
+
+def test_speeds_by_size():
+    for layout, start in (("NN", "stands at"), ("NT", "in NN, at")):
+        shares = [record()[s, layout]["wgmma_fp16x3"]["share"] for s in (1024, 2048, 4096, 8192)]
+        x = [f"{share:.2f}x" for share in shares]
+        assert f"{start} {x[0]}, {x[1]}, {x[2]} and {x[3]}" in " ".join(README.split())

@@ -1,0 +1,42 @@
+"""Which modules are a ``torch.nn.Linear`` and nothing besides."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def obstacle(module: nn.Module) -> str | None:
+    """Why a module is no mere Linear, "" where it is one, None where it is nothing like one."""
+    kind = type(module)
+    if kind is nn.Linear:
+        return replaced(module)
+    if isinstance(module, nn.MultiheadAttention):
+        return "its input projection is no module; torch computes it inside its attention function"
+    if isinstance(module, torch.jit.ScriptModule):
+        original = getattr(module, "original_name", "")
+        return "scripted: its code is fixed" if "Linear" in original else None
+    if isinstance(module, nn.LazyLinear):
+        return "has no shape yet; convert after the first forward"
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "torch's attention function takes its parameters and never calls it"
+    if nn.utils.parametrize.is_parametrized(module) and isinstance(module, nn.Linear):
+        return "parametrized; its class computes the parameters"
+    if isinstance(module, nn.Linear):
+        return f"a subclass of torch.nn.Linear, {kind.__name__}, which may mean something else"
+    if isinstance(module, nn.Bilinear):
+        return "a bilinear form is no matrix product"
+    if "Linear" in kind.__name__ or "linear" in kind.__module__.rpartition(".")[2]:
+        return "no torch.nn.Linear" if getattr(module, "weight", None) is not None else None
+    return None
+
+
+def replaced(module: nn.Linear) -> str:
+    """What of one such module is not its class's any more; "" where all is."""
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance"
+    for arg in ("weight", "bias"):
+        t = getattr(module, arg)
+        if t is not None and type(t) not in (nn.Parameter, torch.Tensor):
+            return f"its {arg} is a {type(t).__name__}"
+    return ""
