@@ -198,6 +198,7 @@ FUNCTIONS = {
     "tma_product_cluster": "product",
     "tma_dot_product": "dot_product",
     "signals": "add_up",
+    "dependent_launch": "add_cleared",
 }
 
 
