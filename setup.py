@@ -101,8 +101,10 @@ class Build(BuildExtension):
 
 
 try:
+    settings.require_python_headers()
     plan = library.make_plan(settings.read())
-    library.write(plan)
+    with library.lock(plan):
+        library.write(plan)
 except settings.BuildError as error:
     sys.exit(f"xgemm_torch: {error}")
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-# `auto` is timed as it comes, without what somebody has tuned here.
-os.environ["XGEMM_TUNE_CACHE"] = ""
-
+import provenance  # noqa: F401 - first: it turns off what somebody has tuned here
 import pytest
 import torch
 

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+# `auto`, and stages called by name, are timed as they come, without what somebody has tuned here.
+os.environ["XGEMM_TUNE_CACHE"] = ""
+
 import xgemm_torch
 from xgemm_torch import environment, timing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,19 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
         raise BuildError(f"MAX_JOBS is {jobs!r}; it must be a positive whole number")
     stages = environ.get("XGEMM_STAGES", "").replace(",", " ").split()
     return Settings(cuda, tuple(stages), environ.get("TORCH_CUDA_ARCH_LIST", "").strip(), int(jobs))
+
+
+def require_python_headers(folder: str = sysconfig.get_paths()["include"]) -> None:
+    """Looks for Python's own headers, which some systems have in a package of their own.
+
+    Raises:
+        BuildError: They are missing.
+    """
+    if not (Path(folder) / "Python.h").exists():
+        raise BuildError(
+            f"there is no {folder}/Python.h; Debian and Ubuntu have it in python3-dev, Fedora in "
+            "python3-devel"
+        )
 
 
 def default_jobs() -> int:

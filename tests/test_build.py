@@ -464,3 +464,9 @@ def test_wheel(tmp_path):
     assert {"xgemm_torch/_C.abi3.so", "xgemm_torch/py.typed", "xgemm_torch/__init__.py"} <= names
     assert any(name.endswith("LICENSE") for name in names)
     assert not any(name.startswith(("tests/", "build_tools/", "csrc/")) for name in names)
+
+
+def test_missing_python_headers_are_named(tmp_path):
+    settings.require_python_headers()
+    with pytest.raises(BuildError, match=f"there is no {tmp_path}/Python.h; .* python3-dev"):
+        settings.require_python_headers(str(tmp_path))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import environment, explain_command, info, ladder, ops
+from xgemm_torch import accuracy, environment, explain_command, info, ladder, ops, race
 from xgemm_torch.__main__ import main
 
 NAMES = [stage.name for stage in xgemm_torch.stages()]
@@ -80,25 +80,63 @@ def test_a_missing_package_is_named(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "package"),
+    ("arguments", "package", "missing"),
     [
-        (["explain", "64", "64", "64"], "rich"),
-        (["ladder", "--size", "32"], "rich"),
-        (["ladder", "--size", "32", "--race"], "matplotlib"),
-        (["accuracy", "--size", "8", "--k", "2"], "tqdm"),
-        (["train"], "rich"),
+        (["explain", "64", "64", "64"], "rich", ["rich", "tqdm", "matplotlib"]),
+        (["ladder", "--size", "32"], "rich", ["rich", "tqdm", "matplotlib"]),
+        (["ladder", "--size", "32", "--race"], "matplotlib", ["rich", "tqdm", "matplotlib"]),
+        (["accuracy", "--size", "8", "--k", "2"], "tqdm", ["rich", "tqdm", "matplotlib"]),
+        (["train"], "rich", ["rich", "tqdm", "matplotlib"]),
+        (["train", "--size", "tiny"], "matplotlib", ["matplotlib"]),
     ],
     ids=lambda v: v if isinstance(v, str) else " ".join(v),
 )
-def test_packages_that_torch_does_not_bring(arguments, package):
+def test_packages_that_torch_does_not_bring(arguments, package, missing):
     done = python(
         "import sys\n"
-        "for name in ('rich', 'tqdm', 'matplotlib'): sys.modules[name] = None\n"
+        f"for name in {missing!r}: sys.modules[name] = None\n"
         f"sys.exit(__import__('xgemm_torch.__main__').__main__.main({arguments!r}))\n"
     )
     assert done.returncode == 2, done.stderr
     want = f"{arguments[0]} needs the package {package}: pip install {package}"
     assert done.stderr.strip().splitlines()[-1] == want
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["accuracy", "--png", "/no/such/folder/x.png"], "there is no folder /no/such/folder"),
+        (["ladder", "--png", "x.foo"], "x.foo: a picture must end in ."),
+        (["ladder", "--race", "--png", "/no/such/x.png"], "there is no folder /no/such"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else " ".join(v),
+)
+def test_a_place_for_no_picture_is_refused_before_anything_is_measured(
+    arguments, text, capsys, monkeypatch
+):
+    for module in (accuracy, ladder, race):
+        monkeypatch.setattr(module, "collect", lambda *args, **kwargs: pytest.fail("measured"))
+    assert main(arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not NO_GPU, reason="with a GPU any size is timed")
+def test_a_ladder_for_hours_is_refused(capsys):
+    assert main(["ladder", "--size", "4096"]) == 2
+    assert "for hours beyond 256; got size 4096" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (OSError(28, "No space left"), 2, "No space left")],
+)
+def test_what_ends_a_command_is_told_in_a_line(error, code, text, capsys, monkeypatch):
+    def collect():
+        raise error
+
+    monkeypatch.setattr(info, "collect", collect)
+    assert main(["info"]) == code
+    assert capsys.readouterr().err.splitlines()[-1].endswith(text)
 
 
 def test_info_without_rich():

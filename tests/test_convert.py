@@ -238,6 +238,17 @@ class Linear4bit(nn.Module):
         self.weight = nn.Parameter(torch.ones(3))
 
 
+def test_a_module_whose_class_was_set_back_is_swapped_again():
+    model = nn.Sequential(nn.Linear(3, 3))
+    xgemm_torch.convert(model, precision="ieee")
+    model[0].__class__ = nn.Linear
+    assert xgemm_torch.convert(model)[0].swapped
+    assert model[0].precision == "fp32"
+    row = xgemm_torch.revert(model)[0]
+    assert (row.type, row.swapped) == ("xgemm_torch.nn.Linear", True)
+    assert type(model[0]) is nn.Linear and "precision" not in vars(model[0])
+
+
 class Wrapped(torch.Tensor):
     pass
 

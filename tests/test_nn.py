@@ -360,6 +360,23 @@ def test_from_and_to_linear_share_parameters():
         weighted.to_linear()
 
 
+class Named(xgemm_torch.nn.Linear):
+    pass
+
+
+def test_from_linear_of_a_subclass_of_ours():
+    assert type(Named.from_linear(torch.nn.Linear(3, 3))) is Named
+    assert type(Named.from_linear(Named(3, 3, precision="ieee"))) is Named
+    with pytest.raises(TypeError, match="a subclass of torch.nn.Linear, Named"):
+        xgemm_torch.nn.Linear.from_linear(Named(3, 3))
+
+
+def test_from_linear_of_a_pruned_module():
+    pruned = torch.nn.utils.prune.random_unstructured(torch.nn.Linear(3, 3), "weight", amount=0.5)
+    with pytest.raises(TypeError, match="from_linear: weight and bias must be parameters"):
+        xgemm_torch.nn.Linear.from_linear(pruned)
+
+
 def test_from_linear_keeps_the_options_of_ours():
     layer = xgemm_torch.nn.Linear(3, 4, precision="ieee", activation="relu")
     new = xgemm_torch.nn.Linear.from_linear(layer)
@@ -414,8 +431,18 @@ def test_from_linear_refuses_what_means_something_else(make, text):
         (lambda f, x: f.linear(x, x, x[0]), ValueError, "linear: bias must be of shape .2,., got"),
         (lambda f, x: f.linear(x, x[:, 1:]), ValueError, "linear: inner sizes differ: x is"),
         (lambda f, x: f.linear(x, x, kernel="nope"), ValueError, "linear: no kernel named 'nope'"),
+        (lambda f, x: f.mm(x, x.T, out=x), ValueError, r"mm: out must have shape .2, 2., got"),
+        (lambda f, x: f.mm(x, x.T, out=x.half()), TypeError, "mm: out must be float32"),
+        (
+            lambda f, x: f.addmm(x[:, :2], x, x.T.clone().requires_grad_(), out=torch.ones(2, 2)),
+            RuntimeError, "addmm: .* but mat2 requires grad",
+        ),
+        (
+            lambda f, x: f.matmul(x.requires_grad_(), x[0], out=torch.ones(2)),
+            RuntimeError, "matmul: .* but input requires grad",
+        ),
     ],
-)
+)  # fmt: skip
 def test_errors_name_what_was_called(call, kind, text):
     with pytest.raises(kind, match=text):
         call(xgemm_torch, torch.ones(2, 3))

@@ -13,6 +13,7 @@ import torch
 from problems import same_bits
 from test_stages import on_every_device
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import xgemm_torch
 from xgemm_torch import simt
@@ -338,6 +339,38 @@ def test_copies_whose_weight_cannot_be_packed():
         copy.deepcopy(copy.deepcopy(layer).half())(x.half())
 
 
+def _traced(layer, x):
+    return torch.jit.trace(layer, x, check_trace=False)(x)
+
+
+def _as_a_graph(layer, x):
+    with torch.no_grad():
+        graph = torch.fx.experimental.proxy_tensor.make_fx(layer)(x)
+    assert "prepack" not in graph.code
+    return graph(x)
+
+
+def _with_fakes(layer, x):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert layer(x).shape == (9, 20)
+    return layer(x)
+
+
+def _differentiated(layer, x):
+    return torch.func.jvp(layer, (x,), (x,))[0]
+
+
+@pytest.mark.parametrize("way", [_traced, _as_a_graph, _with_fakes, _differentiated])
+def test_a_copy_is_packed_in_plain_calls_only(way):
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack()
+    x, other = problems.normal(9, K), copy.deepcopy(layer)
+    with torch.no_grad():
+        assert same_bits(way(other, x), layer(x))
+        assert same_bits(other(x), layer(x))
+    assert type(other.packed.parts) is Tensor
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(other.packed.parts)
+
+
 # ------------------------------------------------------------------------------ errors
 
 W = torch.ones(6, 5)
@@ -402,6 +435,14 @@ def test_wrong_products():
         (lambda: xgemm_torch.linear(x.double(), packed), TypeError, "linear: x must be float32"),
         (lambda: xgemm_torch.linear(x, packed, x), ValueError, "bias must be of shape"),
         (lambda: xgemm_torch.linear(packed, W), TypeError, "x must be a tensor"),
+        (
+            lambda: xgemm_torch.sgemm(torch.ones(4, 3), packed, trans_a=True, trans_b=True),
+            ValueError, "inner sizes differ: .* with trans_a=True, trans_b=True",
+        ),
+        (
+            lambda: xgemm_torch.addmm(W[0, :1], x, upright, alpha=torch.tensor(2.0)),
+            TypeError, "addmm: alpha must be a real number, got Tensor",
+        ),
         (lambda: xgemm_torch.linear(packed, packed), TypeError, "weight alone may be packed"),
         (lambda: xgemm_torch.sgemm(x, W.T, packed), TypeError, "must be a tensor"),
         (lambda: xgemm_torch.mm(x[None], upright), ValueError, "2 dimensions"),

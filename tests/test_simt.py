@@ -104,6 +104,7 @@ FAULTS = {
     "missing_launch_wait": "too early: .* reads .* a launch before this one stores, and has not",
     "launch_wait_unseen": "too early: .* reads .* a launch before this one stores, and has not",
     "first_launch_without_wait": "too early: .* has not waited for the launch before, whatever",
+    "early_signal": "too early: .* stores .* a launch before this one reads, and has not waited",
     "missing_signal_wait": "race on global memory: .* (stored|read), with no barrier between",
     "missing_barrier_before_signal": "race on global memory: .* (stored|read), with no barrier",
     "missing_barrier_after_signal_wait": "race on global memory: .* (stored|read), with no barrier",
@@ -132,6 +133,7 @@ RIGHT = [
     "peer_product",
     "signals",
     "dependent_launch",
+    "launch_between",
 ]
 
 # What makes a line a site of each kind.
@@ -217,6 +219,7 @@ def comes_to(probe: str, site: str) -> bool:
 RIGHT_SITES = [
     (probe, site)
     for probe in RIGHT
+    if probe != "launch_between"  # it shows what needs no wait
     for site in sites_of_probe(FUNCTIONS.get(probe, probe))
     if comes_to(probe, site)
 ]

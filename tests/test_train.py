@@ -189,6 +189,10 @@ def test_checkpoint_of_another_format_is_refused(tmp_path):
     torch.save({"format": 99}, path)
     with pytest.raises(ValueError, match="has format 99"):
         checkpoint.load(path)
+    for broken in (b"", path.read_bytes()[:100], b"no checkpoint at all"):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=f"{path} cannot be read"):
+            checkpoint.load(path)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -23,7 +23,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 well, 1 a check failed, 2 a wrong argument.
 
-    ``tune`` has two more: 3, its time was up; 130, it was interrupted.
+    130: it was interrupted. ``tune`` has one more: 3, its time was up.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
@@ -43,9 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return modules[options.command].run(options)
-    except (ValueError, FileExistsError) as error:
+    except (ValueError, OSError) as error:  # an argument, a file, a disk
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130  # as of a program that a signal ends
     except ModuleNotFoundError as error:
         return _missing(options.command, error)
 

@@ -10,8 +10,10 @@ sizes of data-dependent operands) get no needless guards.
 
 from __future__ import annotations
 
+import functools
+import math
+import sys
 from dataclasses import dataclass
-from math import inf
 from numbers import Real
 from typing import Any
 
@@ -25,18 +27,29 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 # Stages that do not keep what precision="ieee" promises.
 _OTHER_BITS = frozenset(stage.name for stage in stages() if not stage.strict)
-_NUMBERS = (Real, torch.SymInt, torch.SymFloat)
 
 
 @dataclass(frozen=True)
 class Words:
-    """The names of a function and of its operands, for what is raised."""
+    """The names of a function and of its operands, for what is raised.
+
+    Attributes:
+        name: the function's.
+        a: its left operand's; the others likewise.
+        b: see there.
+        c: see there.
+        flags: whether it has trans_a and trans_b.
+    """
 
     name: str
     a: str = "a"
     b: str = "b"
     c: str = "c"
+    flags: bool = True
 
+
+own_words = functools.cache(Words)
+"""Those of an operator."""
 
 # From here on a number rounds to an infinity.
 _MOST = (2 - 2**-24) * 2.0**127
@@ -86,9 +99,16 @@ def number(name: str, arg: str, value: Any) -> None:
         TypeError: it is no real number; a tensor is none, for it might want a gradient.
         ValueError: a finite number that has no float32.
     """
-    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, _NUMBERS)):
-        raise TypeError(f"{name}: {arg} must be a real number, got {type(value).__name__}")
-    if isinstance(value, Real) and _MOST <= abs(value) < inf:
+    if type(value) is not float:
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name}: {arg} must be a real number, got {type(value).__name__}")
+        try:
+            value = float(value)
+        except OverflowError:
+            value = sys.float_info.max if value > 0 else -sys.float_info.max
+    if _MOST <= abs(value) < math.inf:
         raise ValueError(f"{name}: {arg} is {value:g}, beyond float32's largest number")
 
 
@@ -134,26 +154,24 @@ def product_sizes(name: str, m: int, n: int, k: int, batch: int) -> None:
     if min(m, n, k, batch) < 0:
         raise ValueError(f"{name}: sizes must not be negative, got {given}")
     elements = max(1, batch) * max(m * n, m * k, k * n)
-    if 4 * max(m, n, k, batch, elements) >= 2**63:
+    if max(m, n, k, batch, 4 * elements) >= 2**63:
         raise ValueError(
-            f"{name}: an operand or the result would have 2^63 bytes or more, got {given}"
+            f"{name}: a size, or bytes of an operand or the result, are 2^63 or more, got {given}"
         )
 
 
 def result_shape(
-    name: str,
+    call: Words,
     a: Any,
     b: Any,
     c: Any,
     trans_a: bool,
     trans_b: bool,
-    words: Words | None = None,
 ) -> tuple[Any, ...]:
     """The shape of op(a) op(b), from the shapes of the operands (``c``'s may be None).
 
     Raises ValueError where they do not fit together.
     """
-    call = words or Words(name)
     for arg, shape in ((call.a, a), (call.b, b)):
         if len(shape) not in (2, 3):
             raise ValueError(
@@ -165,7 +183,7 @@ def result_shape(
     given = f"{call.a} is {_sizes(a)}, {call.b} is {_sizes(b)}"
     torch._check_value(
         inner_a == inner_b,
-        lambda: f"{call.name}: inner sizes differ: {given}{'' if words else flags}",
+        lambda: f"{call.name}: inner sizes differ: {given}{flags if call.flags else ''}",
     )
     if len(a) == 2 and len(b) == 2:
         shape: tuple[Any, ...] = (m, n)
@@ -193,7 +211,7 @@ def result_shape(
 
 
 def check(
-    name: str,
+    call: Words,
     kernels: tuple[str, ...],
     a: Any,
     b: Any,
@@ -208,12 +226,11 @@ def check(
     activation: Any = "none",
     packed: Any = None,
     out: Any = None,
-    words: Words | None = None,
 ) -> tuple[Any, ...]:
     """Check a whole call and return the result's shape.
 
     Args:
-        name: the operator, for the messages.
+        call: what was called, for the messages.
         kernels: the values that ``kernel`` may have.
         a: the left operand.
         b: the right operand.
@@ -227,13 +244,11 @@ def check(
         activation: see there.
         packed: what the operator ``prepack`` has made of ``b``, or None.
         out: the result's place, or None.
-        words: other names in the messages.
 
     Raises:
         TypeError: an operand is no dense float32 tensor, or another argument is of a wrong type.
         ValueError: sizes that do not fit, several devices, an unknown name.
     """
-    call = words or Words(name)
     name = call.name
     operands = {call.a: a, call.b: b}
     operands |= {arg: t for arg, t in ((call.c, c), ("out", out)) if t is not None}
@@ -249,7 +264,7 @@ def check(
             raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
     _devices(name, operands)
     c_shape = None if c is None else c.shape
-    shape = result_shape(name, a.shape, b.shape, c_shape, trans_a, trans_b, words)
+    shape = result_shape(call, a.shape, b.shape, c_shape, trans_a, trans_b)
     if c is None and beta != 0 and beta != 1:
         raise ValueError(f"{name}: beta is {beta:g} but there is no {call.c}")
     check_options(name, kernels, kernel, precision, activation)

@@ -366,7 +366,7 @@ def run(options: argparse.Namespace) -> int:
             if value is not None and value < 1:
                 raise ValueError(f"accuracy: {name} must be at least 1, got {value}")
     if options.png:
-        plotting.require()
+        plotting.require(options.png)
     facts = collect(options.size, options.k, quiet=options.json)
     if options.png:
         plotting.accuracy(facts, options.png)

@@ -165,8 +165,8 @@ def revert(model: nn.Module) -> ConvertReport:
         elif type(module) is not Linear:
             rows.append(Row(fqn, name, False, "its class was changed after convert"))
         else:
-            for name in _TAKEN:
-                vars(module).pop(name, None)
+            for attribute in _TAKEN:
+                vars(module).pop(attribute, None)
             module.__class__ = nn.Linear
             rows.append(Row(fqn, name, True, "torch.nn.Linear again"))
     notes = _forget_graphs(model) if any(row.swapped for row in rows) else []
@@ -199,7 +199,7 @@ def _obstacle(module: nn.Module) -> str | None:
 def _unfit(module: nn.Linear) -> str:
     """What of a torch.nn.Linear does not go together with ours; "" where all does."""
     taken = vars(module), module._parameters, module._buffers, module._modules
-    for name in _TAKEN:
+    for name in _TAKEN if MARK not in vars(module) else ():
         if any(name in names for names in taken):
             return f"has an attribute {name} of its own, which means something else here"
     for arg in ("weight", "bias"):

@@ -223,7 +223,7 @@ def explain(
 def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Asked) -> Explanation:
     kernel, precision = asked.kernel, asked.precision
     shape = _checks.check(
-        "explain",
+        _checks.own_words("explain"),
         KERNELS["sgemm"],
         a,
         b,

@@ -255,7 +255,7 @@ def matmul(
         raise TypeError(f"matmul: out must be a tensor, got {type(out).__name__}")
     if tuple(out.shape) != shape:
         raise ValueError(f"matmul: out must have shape {tuple(shape)}, got {_sizes(out)}")
-    refuse_grad(input, other, None, out)
+    refuse_grad(input, other, None, out, MATMUL)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     try:
         target = out.view(*batch, a.shape[-2], b.shape[-1])
@@ -268,12 +268,11 @@ def matmul(
 
 
 # The operands' names, for what is raised.
-SGEMM = Words("sgemm")
-LINEAR = Words("linear", a="x", b="weight", c="bias")
-MM = Words("mm", a="input", b="mat2")
-BMM = Words("bmm", a="input", b="mat2")
-ADDMM = Words("addmm", a="mat1", b="mat2", c="input")
-MATMUL = Words("matmul", a="input", b="other")
+LINEAR = Words("linear", a="x", b="weight", c="bias", flags=False)
+MM = Words("mm", a="input", b="mat2", flags=False)
+BMM = Words("bmm", a="input", b="mat2", flags=False)
+ADDMM = Words("addmm", a="mat1", b="mat2", c="input", flags=False)
+MATMUL = Words("matmul", a="input", b="other", flags=False)
 
 
 def _sizes(t: Tensor) -> str:

@@ -17,6 +17,8 @@ from .registry import Stage, stages
 # The size of the published figures, and the largest that the slowest stage takes in half a second.
 SIZE = 4096
 SLOW_SECONDS = 0.1
+# Without a GPU: some minutes.
+MOST_ON_CPU = 256
 # How far a contender is: its name, the share of its samples that are taken, TFLOP/s so far.
 Watch = Callable[[str, float, float], None]
 
@@ -131,12 +133,17 @@ def run(options: argparse.Namespace) -> int:
     """Print the ladder; returns 1 when a stage is wrong on the host flavour, else 0."""
     if options.size is not None and options.size < 1:
         raise ValueError(f"ladder: size must be at least 1, got {options.size}")
+    if options.size is not None and options.size > MOST_ON_CPU and not torch.cuda.is_available():
+        raise ValueError(
+            f"ladder: without a GPU every stage runs through the host flavour, for hours beyond "
+            f"{MOST_ON_CPU}; got size {options.size}"
+        )
     if options.race:
         from . import race
 
         return race.run(options)
     if options.png:
-        plotting.require()
+        plotting.require(options.png)
     facts = collect(options.size, options.layout)
     if options.png:
         plotting.ladder(facts, options.png)

@@ -86,9 +86,9 @@ class Linear(torch.nn.Linear):
 
         It counts in eval mode; in training mode the weight itself is used. ``xgemm_torch.prepack``
         says what it gains. A forward after the weight has changed raises RuntimeError: call
-        ``prepack()`` again, or ``unprepack()``. A weight that stands in for the module's parameter,
-        as in ``torch.func.functional_call``, is used itself. A copy of the module packs its own
-        weight when it is first used.
+        ``prepack()`` again, or ``unprepack()``. A tensor that stands in for the parameter and is
+        none itself, as in ``torch.func.functional_call``, is used as it is. A copy of the module
+        packs its own weight when it is first used.
 
         Raises:
             TypeError: the weight is no dense float32 tensor, or is computed (parametrized).
@@ -107,7 +107,7 @@ class Linear(torch.nn.Linear):
 
     def _packed_weight(self, packed: PackedWeight, weight: Tensor) -> PackedWeight | Tensor:
         if packed.weight is not weight:
-            if not isinstance(weight, torch.nn.Parameter):  # for this call only
+            if not isinstance(weight, torch.nn.Parameter):  # it is the module's for this call only
                 return weight
             raise RuntimeError(
                 "Linear: the packed weight is stale: the module has another weight since "
@@ -141,16 +141,19 @@ class Linear(torch.nn.Linear):
         options is that of ``module`` where it is an ``xgemm_torch.nn.Linear``, else the default.
 
         Raises:
-            TypeError: ``module`` is neither exactly a ``torch.nn.Linear`` nor one of these.
+            TypeError: ``module`` is neither exactly a ``torch.nn.Linear`` nor one of these, or a
+                parameter of it is computed (parametrized, pruned).
             ValueError: an unknown kernel, precision or activation.
         """
         if not isinstance(module, torch.nn.Linear):
             raise TypeError(f"from_linear: needs a torch.nn.Linear, got {type(module).__name__}")
-        if reason := replaced(module) if type(module) is Linear else obstacle(module):
+        ours = type(module) in (Linear, cls)
+        if reason := replaced(module) if ours else obstacle(module):
             raise TypeError(f"from_linear: needs a torch.nn.Linear as it is; this one: {reason}")
+        _must_have_parameters("from_linear", module)
         given = {"kernel": kernel, "precision": precision, "activation": activation}
         options = {
-            key: getattr(module, key) if type(module) is Linear else default
+            key: getattr(module, key) if ours else default
             for key, default in DEFAULTS.items()
         }
         options |= {key: value for key, value in given.items() if value is not None}
@@ -166,8 +169,7 @@ class Linear(torch.nn.Linear):
             TypeError: a parameter is computed (parametrized).
             ValueError: this module has an activation, which torch's has not.
         """
-        if not {"weight", "bias"} <= self._parameters.keys():
-            raise TypeError("to_linear: weight and bias must be parameters of the module")
+        _must_have_parameters("to_linear", self)
         if self.activation != "none":
             raise ValueError(f"to_linear: torch.nn.Linear has no activation '{self.activation}'")
         new = torch.nn.Linear(
@@ -175,3 +177,8 @@ class Linear(torch.nn.Linear):
         )
         new.weight, new.bias = self.weight, self.bias
         return new.train(self.training)
+
+
+def _must_have_parameters(name: str, module: torch.nn.Linear) -> None:
+    if not {"weight", "bias"} <= module._parameters.keys():
+        raise TypeError(f"{name}: weight and bias must be parameters of the module")

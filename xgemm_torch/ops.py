@@ -34,6 +34,7 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _C, _checks
+from ._checks import Words, own_words
 from .registry import stages
 
 __all__ = ["sgemm"]
@@ -104,6 +105,11 @@ _BelowInplace = torch._C._AutoDispatchBelowADInplaceOrView
 
 def _forward_mode() -> bool:
     return forward_ad._current_level >= 0
+
+
+def transforming() -> bool:
+    """Whether operands may be more than numbers: under ``torch.func``, or in forward mode."""
+    return _functorch_active() or _forward_mode()
 
 
 _UNTRACED = (Tensor, torch.nn.Parameter)
@@ -249,7 +255,7 @@ class _Rules:
                 beta = 1.0
         if total is None or total is not tan_c:
             return total
-        return (tan_c * beta).expand(_checks.result_shape(ctx.name, *ctx.shapes, ta, tb))
+        return (tan_c * beta).expand(_checks.result_shape(own_words(ctx.name), *ctx.shapes, ta, tb))
 
 
 class _Plain(_Rules, Function):
@@ -331,7 +337,7 @@ def _vmapped(
         return tuple(s for i, s in enumerate(t.shape) if i != dim)
 
     shape = _checks.result_shape(
-        name,
+        own_words(name),
         shape_of(a, dim_a),
         shape_of(b, dim_b),
         None if c is None else shape_of(c, dim_c),
@@ -397,7 +403,7 @@ def _transformed(
 ) -> Tensor:
     """One call under a transform of ``torch.func``."""
     a, b, c = (_float32(t) if isinstance(t, Tensor) else t for t in (a, b, c))
-    _checks.check(name, KERNELS[name], a, b, c, **flags)
+    _checks.check(own_words(name), KERNELS[name], a, b, c, **flags)
     return _differentiable(name, a, b, c, flags)
 
 
@@ -417,21 +423,21 @@ def _register_functorch(name: str) -> None:
 # Fakes, autograd kernels, autocast
 
 
-def _raise_as_python(name: str, *operands: Any, **flags: Any) -> None:
+def _raise_as_python(name: str, *operands: Any, words: Words | None = None, **flags: Any) -> None:
     """After a failed call: raise what is wrong with its arguments, if it was them.
 
     The kernels check everything, but the dispatcher and C++ know fewer kinds of exception, and not
     by what name their caller was called.
     """
     try:
-        _checks.check(name, KERNELS[name], *operands, **flags)
+        _checks.check(words or own_words(name), KERNELS[name], *operands, **flags)
     except (TypeError, ValueError) as error:
         raise error from None
 
 
 def _register_fake(name: str) -> None:
     def fake(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
-        return a.new_empty(_checks.check(name, KERNELS[name], a, b, c, **flags))
+        return a.new_empty(_checks.check(own_words(name), KERNELS[name], a, b, c, **flags))
 
     torch.library.register_fake(f"xgemm::{name}", fake, lib=_LIB)
 
@@ -492,18 +498,23 @@ for _name in NAMES:
     _register_autocast(_name, OPS[_name])
 
 
-def refuse_grad(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor) -> None:
+SGEMM = own_words("sgemm")
+
+
+def refuse_grad(
+    a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, words: Words = SGEMM
+) -> None:
     """Raise as torch's own out= functions do."""
     if _functorch_active() or _forward_mode():
         raise RuntimeError(
-            "sgemm: out= does not work under torch.func transforms or forward-mode "
+            f"{words.name}: out= does not work under torch.func transforms or forward-mode "
             "differentiation; leave it out"
         )
     if torch.is_grad_enabled():
-        for arg, t in (("a", a), ("b", b), ("c", c), ("out", out)):
+        for arg, t in ((words.a, a), (words.b, b), (words.c, c), ("out", out)):
             if t is not None and t.requires_grad:
                 raise RuntimeError(
-                    "sgemm: functions with out=... arguments don't support automatic "
+                    f"{words.name}: functions with out=... arguments don't support automatic "
                     f"differentiation, but {arg} requires grad"
                 )
 
@@ -512,7 +523,7 @@ def refuse_grad(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor) -> None:
 def _out_fake(
     a: Tensor, b: Tensor, c: Tensor | None = None, *, out: Tensor, **flags: Any
 ) -> Tensor:
-    _checks.check("sgemm", KERNELS["sgemm"], a, b, c, out=out, **flags)
+    _checks.check(SGEMM, KERNELS["sgemm"], a, b, c, out=out, **flags)
     return out
 
 
@@ -632,9 +643,9 @@ def sgemm(
             flags["kernel"] = kernel
         if activation != "none":
             flags["activation"] = activation
-        if type(alpha) is not int or alpha != 1:
+        if (type(alpha) is not int and type(alpha) is not float) or alpha != 1:
             _number(flags, "alpha", alpha)
-        if type(beta) is not int or beta != 1:
+        if (type(beta) is not int and type(beta) is not float) or beta != 1:
             _number(flags, "beta", beta)
         if is_compiling() and isinstance(b, Tensor):  # not a PackedWeight
             if out is not None:
@@ -673,25 +684,32 @@ def overridden(function: Callable[..., Any], operands: Any, *args: Any, **kwargs
 
 
 def sgemm_as(
-    words: _checks.Words, a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any
-) -> Tensor:
+    words: Words, a: Tensor, b: Tensor, c: Tensor | None = None, *, out: Tensor | None = None,
+    **flags: Any,
+) -> Tensor:  # fmt: skip
     """``sgemm`` for a function that has another name, and others for its operands."""
     try:
-        return sgemm(a, b, c, **flags)
+        if out is not None:
+            refuse_grad(a, b, c, out, words)
+        return sgemm(a, b, c, out=out, **flags)
     except (TypeError, ValueError):
-        _raise_as_python("sgemm", a, b, c, words=words, **flags)
+        _raise_as_python("sgemm", a, b, c, out=out, words=words, **flags)
         raise
 
 
 def sgemm_packed(
-    words: _checks.Words, a: Tensor, b: Tensor, c: Tensor | None, packed: Tensor | None,
-    out: Tensor | None, flags: Any,
+    words: Words, a: Tensor, b: Tensor, c: Tensor | None, packed: Tensor | None,
+    out: Tensor | None, flags: dict[str, Any],
 ) -> Tensor:  # fmt: skip
-    """The same for a ``b`` of which ``prepack`` keeps the parts, ``packed``."""
+    """``sgemm_as`` for a ``b`` of which ``prepack`` keeps the parts, ``packed``."""
     try:
+        for arg in ("alpha", "beta"):
+            if arg in flags and not is_compiling():
+                _checks.number(words.name, arg, flags[arg])
         if packed is not None:
             flags["packed"] = packed
         if out is not None:
+            refuse_grad(a, b, c, out, words)
             return (_copy_out if is_compiling() else _into)(out, a, b, c, flags)
         if is_compiling() or _functorch_active() or _forward_mode() or _any_requires_grad(a, b, c):
             return _SGEMM(a, b, c, **flags)

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from . import _checks
 from . import functional as F
 from .functional import addmm, linear, matmul, mm
-from .ops import KERNELS, sgemm, sgemm_packed
+from .ops import KERNELS, SGEMM, sgemm, sgemm_packed, transforming
 from .registry import stages
 
 __all__ = ["PackedWeight", "prepack"]
@@ -43,21 +43,24 @@ class PackedWeight:
     def parts(self) -> Tensor | None:
         """The parts and their scales, opaque.
 
-        None where no stage of this device takes any, where a copy's weight is none that can be
-        packed (``half()``, inference mode), and where a copy is first used in a CUDA graph's
-        capture or in a compiled one: the weight itself is used there.
+        None where the weight itself is used: where no stage of this device takes parts, in compiled
+        graphs, for a copy's weight that cannot be packed (``half()``, inference mode), and as long
+        as a copy is used only where calls are recorded or transformed (tracing, ``torch.func``, a
+        CUDA graph's capture).
         """
         if is_compiling():
             return None
-        if self._then is None and _refusal(self.weight) is None and not _capturing(self.weight):
-            self._pack()
+        if self._then is None and _refusal(self.weight) is None and _is_plain_call(self.weight):
+            self._pack(wait=True)
         return self._parts
 
-    def _pack(self) -> None:
+    def _pack(self, wait: bool = False) -> None:
         with torch.no_grad():
             parts = torch.ops.xgemm.prepack(self.weight, trans_b=self.trans_b, kernel=self.kernel)
-        self._then = _state(self.weight)
+        if wait and parts.is_cuda:  # nobody told other threads' streams to wait for this one
+            torch.cuda.current_stream(parts.device).synchronize()
         self._parts = parts if parts.numel() else None
+        self._then = _state(self.weight)
 
     @property
     def shape(self) -> torch.Size:
@@ -166,8 +169,14 @@ def _refusal(weight: Any) -> Exception | None:
     return None
 
 
-def _capturing(weight: Tensor) -> bool:
-    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
+def _is_plain_call(weight: Tensor) -> bool:
+    """Whether what is computed now is computed, not recorded or wrapped for something else."""
+    return not (
+        transforming()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or (weight.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
 
 
 def _state(weight: Tensor) -> tuple[Any, ...]:
@@ -189,7 +198,7 @@ def _matrix(name: str, arg: str, packed: Any, **others: Any) -> Tensor:
 
 def _sgemm(
     a: Tensor, b: Any, c: Tensor | None = None, *, out: Tensor | None = None,
-    words: _checks.Words = F.SGEMM, **flags: Any,
+    words: _checks.Words = SGEMM, **flags: Any,
 ) -> Tensor:  # fmt: skip
     weight = _matrix(words.name, words.b, b, a=a, c=c, out=out)
     if flags.get("trans_b", False) != b.trans_b:

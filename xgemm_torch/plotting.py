@@ -19,9 +19,21 @@ COLORS = {"stock": BLUE, "converted": ORANGE}
 LABELS = {"stock": "stock nn.Linear", "converted": "xgemm_torch"}
 
 
-def require() -> None:
-    """Raise ModuleNotFoundError now, before what is to be drawn is measured."""
-    import matplotlib.figure  # noqa: F401
+def require(path: Path | None = None) -> None:
+    """Raise now, before what is to be drawn is measured, what drawing into ``path`` would raise.
+
+    Raises:
+        ModuleNotFoundError: there is no matplotlib.
+        FileNotFoundError: no such folder.
+        ValueError: no kind of picture ends so.
+    """
+    kinds = new_figure(1, 1).canvas.get_supported_filetypes()
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
+    if path.suffix[1:] not in kinds:
+        raise ValueError(f"{path}: a picture must end in .{', .'.join(sorted(kinds))}")
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -196,7 +196,7 @@ def _speed_table(facts: dict[str, Any]) -> Any:
 
 def run(options: argparse.Namespace) -> int:
     """Run the race, print its table, write its charts; returns 0."""
-    plotting.require()
+    plotting.require(options.png)
     facts = collect(options.size, options.layout, quiet=options.json)
     kind = "" if facts["gpu"] else "-counts"
     path = options.png or Path(f"ladder-race{kind}-{_problem(facts)}.png")

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False), "TT": (True, True)}
-# More than any GPU's last-level cache: rotating through this much reads every operand from memory.
+# More than any GPU's last-level cache: rotating through this much reads every operand from memory,
+# but for those so small that the most sets that are made fit into the cache.
 ROTATION_BYTES = 256 << 20
+MOST_SETS = 64
 Call = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -42,7 +44,7 @@ def operands(
             torch.randn(shape_a, device=device, generator=generator),
             torch.randn(shape_b, device=device, generator=generator),
         )
-        for _ in range(min(count, 64))
+        for _ in range(min(count, MOST_SETS))
     ]
 
 
@@ -80,11 +82,13 @@ def heat(seconds: float = 1.0, size: int = 4096) -> None:
 
 
 class Turn:
-    """One contender: a graph of ``calls`` products over rotating operands, or plain calls."""
+    """One contender: a graph of ``calls`` products over rotating operands.
+
+    Whatever it takes, the host's part of a call is not in its time.
+    """
 
     def __init__(self, call: Call, sets: list[tuple[Tensor, Tensor]], sample_ms: float) -> None:
         """Time one call, and capture as many as take ``sample_ms``."""
-        self._call, self._sets = call, sets
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         call(*sets[0])
         torch.cuda.synchronize()
@@ -93,26 +97,16 @@ class Turn:
         end.record()
         end.synchronize()
         self.calls = max(1, min(200, round(sample_ms / max(start.elapsed_time(end), 1e-3))))
-        self._graph, self._next = None, 0
-        # A long kernel hides its own launch; a short one would be timed by the host without this.
-        if self.calls > 1:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._launch()
-
-    def _launch(self) -> None:
-        for _ in range(self.calls):
-            self._call(*self._sets[self._next % len(self._sets)])
-            self._next += 1
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for i in range(self.calls):
+                call(*sets[i % len(sets)])
 
     def sample(self) -> float:
         """Time one turn; seconds a call."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        if self._graph is None:
-            self._launch()
-        else:
-            self._graph.replay()
+        self._graph.replay()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / self.calls
@@ -158,8 +152,8 @@ class Clocks:
     FIELDS = ("sm_mhz", "power_w", "temperature_c")
 
     def __init__(self, index: int = 0) -> None:
-        """Watch the GPU with this index; nothing starts before ``with``."""
-        self.index, self.source = index, None
+        """Watch torch's GPU of this index; nothing starts before ``with``."""
+        self.board, self.source = board(index), None
         self._rows: list[tuple[float, float, float]] = []
         self._since = 0
         self._stop = threading.Event()
@@ -187,26 +181,28 @@ class Clocks:
             import pynvml
 
             pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(self.index)
+            handle = pynvml.nvmlDeviceGetHandleByUUID(self.board)
         except Exception:  # absent, or present without a driver: nvidia-smi is asked next
             return None
         self.source = "pynvml"
 
         def read() -> None:
             while not self._stop.wait(self.INTERVAL):
-                self._rows.append(
-                    (
+                try:
+                    row = (
                         pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
                         pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
                         pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
                     )
-                )
+                except pynvml.NVMLError:  # what the board does not tell
+                    return
+                self._rows.append(row)
 
         return read
 
     def _nvidia_smi(self) -> Callable[[], None] | None:
         command = [
-            "nvidia-smi", f"--id={self.index}", f"--loop-ms={int(self.INTERVAL * 1e3)}",
+            "nvidia-smi", f"--id={self.board}", f"--loop-ms={int(self.INTERVAL * 1e3)}",
             "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader,nounits",
         ]  # fmt: skip
         try:
@@ -261,12 +257,20 @@ def float64_error(result: Tensor, a: Tensor, b: Tensor, layout: str) -> dict[str
     }
 
 
+def board(index: int = 0) -> str:
+    """Name torch's GPU of this index as NVIDIA's tools know it, whichever are visible to torch."""
+    if not torch.cuda.is_available():
+        return str(index)
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+
+
 def driver() -> dict[str, Any]:
     """Ask nvidia-smi for the driver and the board's limits; empty where there is none."""
     fields = ("driver_version", "name", "power.limit", "clocks.max.sm", "clocks.max.mem")
     try:
         answer = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+            ["nvidia-smi", f"--id={board()}", f"--query-gpu={','.join(fields)}",
+             "--format=csv,noheader"],
             capture_output=True, text=True, timeout=20, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import ops, simt, timing
+from . import accuracy, ops, simt, timing
 from .contenders import Problem, Row, kind
 from .registry import chain_share
 
@@ -80,7 +80,8 @@ def check(p: Problem, rows: Sequence[Row], device: str = "cuda") -> list[Fault]:
         result = stage_call(row, p.layout)(a, b)
         here = picked(result, -2)
         if not row.strict:
-            well = error_of(here) <= COARSER * error_of(chains["chain"])
+            # Of a few elements the chain's may all be lucky: a unit is nobody's loss.
+            well = error_of(here) <= max(COARSER * error_of(chains["chain"]), accuracy.U)
             expect(well, row, "is less accurate than the CPU's chain")
             continue
         its = kind(row)

@@ -8,8 +8,8 @@
 
 namespace xgemm {
 
-// Magnitudes of a bf16 number between which nothing can go wrong: products of such numbers and sums
-// of 2^kReachDepth of them are far within the range of FP32, and so are all parts.
+// Magnitudes between which nothing can go wrong: products of such numbers and sums of 2^kReachDepth
+// of them are far within the range of FP32, and so are all parts.
 constexpr int kLeastExponent = -50, kMostExponent = 52, kReachDepth = 20;
 
 // Of the elements that a thread has seen: the smallest magnitude but zero, less one, without the

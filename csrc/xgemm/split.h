@@ -32,11 +32,11 @@ constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kB
 
 // What is known of a row besides its parts.
 //
-// An element with 0 < |t| < tiny is stored with an error of up to 2^-36 (fp16x3), which is too much
-// for it, and matters where its product is no small part of a result. Then all the other products
-// of that result are small, too: in each, one factor at least is low. So where at most a share f of
-// A's row and g of B's column is low, and a share s and t of them tiny, the tiny ones cost a result
-// less than half a unit in the last place of |A||B| as long as f + 4 s + g + 4 t <= 1. That is what
+// Of an element but 0 with |t| < tiny up to 2^-36 is lost (fp16x3), which is too much for it, and
+// matters where its product is no small part of a result. Then all the other products of that
+// result are small, too: in each, one factor at least is low. So where at most a share f of A's row
+// and g of B's column is low, and a share s and t of them tiny, the tiny ones cost a result less
+// than half a unit in the last place of |A||B| as long as f + 4 s + g + 4 t <= 1. That is what
 // `risk` holds, for every pair of a row and a column, and with no other row having a say.
 //
 // A row with few elements that are not low has kSparse for its risk, and suffices with none: what

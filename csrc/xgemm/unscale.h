@@ -7,8 +7,8 @@
 
 namespace xgemm {
 
-// acc * 2^-(a + b), by halves of the exponent, which have one sign: the first product is exact, or
-// what comes of it is below FP32's normal numbers.
+// acc * 2^-(a + b), by halves of the exponent, which have one sign: the first product is exact
+// unless the result is infinite, or below FP32's normal numbers.
 __device__ __forceinline__ float unscale(float acc, int a, int b) {
   int e = -(a + b);
   e = e < -252 ? -252 : e > 252 ? 252 : e;

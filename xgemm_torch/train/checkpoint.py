@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, BinaryIO
 
 import torch
@@ -45,7 +46,10 @@ def load(path: Path) -> dict[str, Any] | None:
     """Read what ``save`` wrote, on the CPU; None when nothing was. ValueError on another format."""
     if not path.exists():
         return None
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        raise ValueError(f"train: {path} cannot be read: {error}") from error
     if state.get("format") != FORMAT:
         raise ValueError(f"train: {path} has format {state.get('format')}, this reads {FORMAT}")
     return state

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .. import registry
+from .. import plotting, registry
 from ..console import console
 from . import config as configs
 from .job import Interrupted, Job
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="nano (default): 0.8M parameters; small: 10.8M; gpt2: GPT-2 124M's dimensions, "
         "vocabulary 50257, on bytes; tiny: for tests",
     )
-    shape.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
+    shape.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     shape.add_argument("--steps", type=int, help="optimizer steps of each run")
     shape.add_argument("--batch", type=int, help="rows a step")
     shape.add_argument("--seq", type=int, help="bytes a row")
@@ -84,6 +84,8 @@ def _reject_hopeless(config: configs.Config) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, or go on training; returns the process's exit code."""
+    if not options.no_plot:
+        plotting.require()
     out = console()
     chosen = {
         name: getattr(options, name)
@@ -93,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
         )
         if getattr(options, name) is not None
     }  # fmt: skip
-    size, device = options.size or "nano", options.device or "cpu"
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    size, device = options.size or "nano", options.device or here
     folder = _folder(options, size, device)
     if options.resume:
         if not (folder / "config.json").exists():

@@ -178,7 +178,7 @@ struct Operand {
     bool atomic = false;  // changed by atomic operations, which come in any order
   };
   std::vector<Use> uses;  // by slot
-  // What the launches before this one have done to it.
+  // What the launch before this one has done to it, and those that it need not have waited for.
   enum Before : uint8_t { untouched, read, written };
   std::vector<Before> before;  // by slot
 
@@ -186,8 +186,8 @@ struct Operand {
   // Offset in floats of the element at p, or -1 when p is none: padding between rows is not part of
   // a view.
   int64_t element(const char* p) const;
-  // Uses are those of the launches before from now on.
-  void begin_launch();
+  // Uses are those of the launch before from now on, which may have been dependent.
+  void begin_launch(bool after_dependent);
   // Where `uses` has the element at an offset: elements far apart take no more room than others.
   size_t slot(int64_t offset) const;
 };

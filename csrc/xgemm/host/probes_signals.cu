@@ -24,7 +24,8 @@ enum class Fault {
   not_cleared,
   in_any_order,
   no_launch_wait,
-  no_barrier_after_launch_wait
+  no_barrier_after_launch_wait,
+  early_signal
 };
 
 struct Meeting {
@@ -35,6 +36,11 @@ struct Meeting {
 __global__ void clear(const Meeting at) {
   if (threadIdx.x == 0) *at.flag = 0;
 }
+
+__global__ void look(const Meeting at) {
+  if (threadIdx.x == 0) at.sums[0] = static_cast<float>(*at.flag);
+}
+__global__ void nothing(const Meeting) {}
 
 template <Fault kFault>
 __global__ void add_up(const Gemm g, const Meeting at) {
@@ -62,6 +68,7 @@ template <Fault kFault>
 __global__ void add_cleared(const Gemm g, const Meeting at) {
   if (blockIdx.x > 0) return;
   const int t = threadIdx.x;
+  if (t == 0 && kFault == Fault::early_signal) signal(at.flag);
   if (t == 0 && kFault != Fault::no_launch_wait) wait_for_launch_before();
   if (kFault != Fault::no_barrier_after_launch_wait) __syncthreads();
   auto sum = static_cast<float>(*at.flag);
@@ -73,6 +80,7 @@ struct SignalProbe {
   const char* name;
   void (*kernel)(Gemm, Meeting);
   bool faulty = true, clears = true, in_order = true, dependent = false;
+  void (*between)(Meeting) = nullptr;  // one launch more
 };
 
 constexpr SignalProbe kProbes[] = {
@@ -90,6 +98,8 @@ constexpr SignalProbe kProbes[] = {
     {"launch_wait_unseen", add_cleared<Fault::no_barrier_after_launch_wait>, true, true, false,
      true},
     {"first_launch_without_wait", add_cleared<Fault::no_launch_wait>, true, false, false, true},
+    {"early_signal", add_cleared<Fault::early_signal>, true, true, true, true, look},
+    {"launch_between", add_cleared<Fault::no_launch_wait>, false, true, false, true, nothing},
 };
 
 const SignalProbe* probe_to_run;
@@ -102,6 +112,8 @@ void run_signals(const Gemm& g, const Context& context) {
                             .dependent = probe_to_run->dependent,
                             .in_order = probe_to_run->in_order};
   if (probe_to_run->clears) launch(clear, {.grid = dim3(1), .block = dim3(32)}, context, at);
+  if (probe_to_run->between)
+    launch(probe_to_run->between, {.grid = dim3(1), .block = dim3(32)}, context, at);
   launch(probe_to_run->kernel, config, context, Gemm(g), at);
 }
 

@@ -440,7 +440,7 @@ void run_grid(const Grid& shape, void (*thread)(const void*), const void* argume
   }
   m.seen.clear();
   m.signals.clear();
-  for (Operand& o : m.operands) o.begin_launch();
+  for (Operand& o : m.operands) o.begin_launch(m.dependent);
   m.dependent = dependent;
   ++m.launches;
   m.skip = s.skip;

@@ -210,7 +210,8 @@ Operand::Operand(const char* name_, const void* base_, bool writable_, std::vect
   before.resize(uses.size());
 }
 
-void Operand::begin_launch() {
+void Operand::begin_launch(bool after_dependent) {
+  if (!after_dependent) std::fill(before.begin(), before.end(), untouched);
   for (size_t i = 0; i < uses.size(); ++i) {
     if (uses[i].writer || uses[i].atomic) before[i] = written;
     else if (uses[i].reader && before[i] == untouched) before[i] = read;
@@ -340,9 +341,12 @@ void note_global(const Block& b, const char* p, size_t bytes, bool write, const 
 void note_atomic(const Block& b, const uint32_t* p, const void* pc) {
   const auto* at = reinterpret_cast<const char*>(p);
   note_global(b, at, sizeof *p, false, pc);
-  for (Operand& o : *b.operands)
-    if (const int64_t offset = o.element(at); o.writable && offset >= 0)
-      o.uses[o.slot(offset)].atomic = true;
+  for (Operand& o : *b.operands) {
+    const int64_t offset = o.element(at);
+    if (!o.writable || offset < 0) continue;
+    expect_done(o, offset, true, pc);
+    o.uses[o.slot(offset)].atomic = true;
+  }
 }
 
 std::string array_byte(const char* p) {
