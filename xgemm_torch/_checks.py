@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -107,7 +106,7 @@ def number(name: str, arg: str, value: Any) -> None:
         try:
             value = float(value)
         except OverflowError:
-            value = sys.float_info.max if value > 0 else -sys.float_info.max
+            raise ValueError(f"{name}: {arg} is an int beyond any float") from None
     if _MOST <= abs(value) < math.inf:
         raise ValueError(f"{name}: {arg} is {value:g}, beyond float32's largest number")
 
