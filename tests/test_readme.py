@@ -36,7 +36,11 @@ def cell(size: int, stage: str) -> str:
     return f"{speed} ({share})"
 
 
-@pytest.mark.parametrize("stage", list(STAGES))
+# A stage that is new stands there when it has been measured.
+MEASURED = [name for name in STAGES if any(name in times for times in record().values())]
+
+
+@pytest.mark.parametrize("stage", MEASURED)
 def test_the_ladder(stage):
     (row,) = re.findall(rf"^\| (\d+) \| `{stage}` \| .* \| (.*) \| (.*) \|$", README, re.MULTILINE)
     assert row == (str(STAGES[stage].rung), cell(4096, stage), cell(8192, stage))
@@ -63,7 +67,7 @@ def test_the_first_words(stage):
 
 
 def test_how_many_strict_stages():
-    count = sum(stage.strict for stage in STAGES.values())
+    count = sum(STAGES[name].strict for name in MEASURED)
     words = {23: "twenty-three", 24: "twenty-four", 25: "twenty-five"}
     assert f"{words[count]} strict stages" in README
 

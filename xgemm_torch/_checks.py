@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 _OTHER_BITS = frozenset(stage.name for stage in stages() if not stage.strict)
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """The names of a function and of its operands, for what is raised.
 
     Attributes:
