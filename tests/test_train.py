@@ -148,6 +148,8 @@ def test_sample_repeats_and_goes_on_from_its_prompt():
         ({"batch": -1}, "batch must be at least 1, got -1"),
         ({"seq": 33}, "seq is 33, but tiny has a context of 32"),
         ({"dropout": 1.0}, "dropout must be in"),
+        ({"learning_rate": 0.0}, "lr must be above 0, got 0.0"),
+        ({"seed": -1}, "seed must be from 0"),
     ],
 )
 def test_bad_settings(chosen, message):
@@ -181,6 +183,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         checkpoint.write_atomically(path, half)
     assert path.read_text() == "old"
+
+
+def test_one_process_trains_in_a_folder(tmp_path, capsys):
+    arguments = ["train", *TINY, "--steps", "2", "--no-plot", "--out", str(tmp_path)]
+    with checkpoint.alone_in(tmp_path):
+        assert main(arguments) == 2
+    assert f"another process trains in {tmp_path}" in capsys.readouterr().err
+    assert not (tmp_path / "config.json").exists(), "nothing was begun"
+    assert main(arguments) == 0
+    with checkpoint.alone_in(tmp_path):
+        assert main([*arguments, "--resume"]) == 2
+    assert f"another process trains in {tmp_path}" in capsys.readouterr().err
 
 
 def test_checkpoint_of_another_format_is_refused(tmp_path):

@@ -9,6 +9,7 @@ import torch
 
 from .. import plotting, registry
 from ..console import console
+from . import checkpoint
 from . import config as configs
 from .job import Interrupted, Job
 
@@ -107,19 +108,22 @@ def run(options: argparse.Namespace) -> int:
     else:
         config = configs.make(**{**chosen, "size": size, "device": device})
     _reject_hopeless(config)
-    every = options.checkpoint_every or configs.DEFAULTS[config.size].checkpoint_every
+    every = options.checkpoint_every
+    if every is None:
+        every = configs.DEFAULTS[config.size].checkpoint_every
     if every < 1:
         raise ValueError(f"train: checkpoint-every must be at least 1, got {every}")
     job = Job(config, folder, checkpoint_every=every, plot=not options.no_plot, console=out)
-    if options.resume:
-        job.resume()
-    else:
-        job.start()
-    try:
-        summary = job.run()
-    except Interrupted as reason:
-        out.print(
-            f"{reason}; nothing is lost: python -m xgemm_torch train --resume --out {folder}"
-        )
-        return 130
+    with checkpoint.alone_in(folder):
+        if options.resume:
+            job.resume()
+        else:
+            job.start()
+        try:
+            summary = job.run()
+        except Interrupted as reason:
+            out.print(
+                f"{reason}; nothing is lost: python -m xgemm_torch train --resume --out {folder}"
+            )
+            return 130
     return 0 if summary["check"]["equal"] else 1
