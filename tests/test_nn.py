@@ -11,6 +11,7 @@ import problems
 import pytest
 import torch
 from test_transforms import Operands
+from torch.nn.utils import prune
 
 import xgemm_torch
 
@@ -372,7 +373,7 @@ def test_from_linear_of_a_subclass_of_ours():
 
 
 def test_from_linear_of_a_pruned_module():
-    pruned = torch.nn.utils.prune.random_unstructured(torch.nn.Linear(3, 3), "weight", amount=0.5)
+    pruned = prune.random_unstructured(torch.nn.Linear(3, 3), "weight", amount=0.5)
     with pytest.raises(TypeError, match="from_linear: weight and bias must be parameters"):
         xgemm_torch.nn.Linear.from_linear(pruned)
 

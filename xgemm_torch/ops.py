@@ -429,9 +429,12 @@ def _raise_as_python(name: str, *operands: Any, words: Words | None = None, **fl
     The kernels check everything, but the dispatcher and C++ know fewer kinds of exception, and not
     by what name their caller was called.
     """
+    call = words or own_words(name)
     try:
-        _checks.check(words or own_words(name), KERNELS[name], *operands, **flags)
-    except (TypeError, ValueError) as error:
+        _checks.check(call, KERNELS[name], *operands, **flags)
+        if flags.get("out") is not None:
+            refuse_grad(*operands, flags["out"], call)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise error from None
 
 
@@ -689,10 +692,8 @@ def sgemm_as(
 ) -> Tensor:  # fmt: skip
     """``sgemm`` for a function that has another name, and others for its operands."""
     try:
-        if out is not None:
-            refuse_grad(a, b, c, out, words)
         return sgemm(a, b, c, out=out, **flags)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         _raise_as_python("sgemm", a, b, c, out=out, words=words, **flags)
         raise
 
@@ -709,7 +710,6 @@ def sgemm_packed(
         if packed is not None:
             flags["packed"] = packed
         if out is not None:
-            refuse_grad(a, b, c, out, words)
             return (_copy_out if is_compiling() else _into)(out, a, b, c, flags)
         if is_compiling() or _functorch_active() or _forward_mode() or _any_requires_grad(a, b, c):
             return _SGEMM(a, b, c, **flags)

@@ -62,8 +62,7 @@ __device__ __forceinline__ void unpack_half2(uint32_t packed, float& x0, float& 
 #endif
 }
 
-// The larger one of both halves of a register, as unsigned numbers, and the least of three numbers:
-// an instruction each.
+// The larger ones of both halves of two registers, as unsigned numbers.
 __device__ __forceinline__ uint32_t max_u16x2(uint32_t x, uint32_t y) {
 #ifdef __CUDACC__
   return __vmaxu2(x, y);
@@ -73,14 +72,6 @@ __device__ __forceinline__ uint32_t max_u16x2(uint32_t x, uint32_t y) {
     return (a > b ? a : b) << shift;
   };
   return half(0) | half(16);
-#endif
-}
-__device__ __forceinline__ uint32_t min3_u32(uint32_t x, uint32_t y, uint32_t z) {
-#ifdef __CUDACC__
-  return __vimin3_u32(x, y, z);
-#else
-  const uint32_t xy = x < y ? x : y;
-  return xy < z ? xy : z;
 #endif
 }
 

@@ -133,4 +133,14 @@ __device__ __forceinline__ const float* opaque(const float* p) {
   return p;
 }
 
+// The least of three.
+__device__ __forceinline__ uint32_t min3_u32(uint32_t x, uint32_t y, uint32_t z) {
+#ifdef __CUDACC__
+  return __vimin3_u32(x, y, z);
+#else
+  const uint32_t xy = x < y ? x : y;
+  return xy < z ? xy : z;
+#endif
+}
+
 }  // namespace xgemm

@@ -264,12 +264,11 @@ bool before(uint32_t thread, uint64_t then) {
        std::to_string(thread / b.threads) + did);
 }
 
-// Whether what the running thread does comes after the launches before, of which this one need not
-// have waited for the end: it has waited itself, or knows of a thread of its block that has.
-bool after_launches_before() {
-  const Block& b = *running;
-  if (!machine().dependent || b.fibers[b.self].waited) return true;
-  return std::any_of(b.launch_waits.begin(), b.launch_waits.end(), [&](const auto& w) {
+// Whether launches before this one may still be at work, as far as the running thread knows: it has
+// not waited for them, and knows of no thread of its block that has.
+bool is_early(const Block& b) {
+  if (!machine().dependent || b.fibers[b.self].waited) return false;
+  return std::none_of(b.launch_waits.begin(), b.launch_waits.end(), [&](const auto& w) {
     return w.passed < b.passed || (b.clocks && b.clocks->knows(b.agent(b.self), w.agent, w.time));
   });
 }
@@ -279,12 +278,10 @@ bool after_launches_before() {
        place(pc) + " an element of " + o.name + why);
 }
 
-// What launches before have done to an element is done, as far as this one would get in its way.
-// Of the launches before the first one nothing is known.
-void expect_done(const Operand& o, int64_t offset, bool write, const void* pc) {
-  const Machine& m = machine();
-  if (!m.dependent || after_launches_before()) return;
-  if (m.launches == 1)
+// By a thread that is early: what launches before do to an element is not in its way. Of those
+// before the first one nothing is known.
+void expect_free(const Operand& o, int64_t offset, bool write, const void* pc) {
+  if (machine().launches == 1)
     too_early(o, write, pc, ", and has not waited for the launch before, whatever that was");
   if (!o.writable) return;
   const Operand::Before before = o.before[o.slot(offset)];
@@ -323,8 +320,8 @@ void note_global(const Block& b, const char* p, size_t bytes, bool write, const 
       if (p >= o.base && (!nearest || o.base > nearest->base)) nearest = &o;
       continue;
     }
-    if (machine().dependent)
-      for (const char* q = first; q < end; q += 4) expect_done(o, o.element(q), write, pc);
+    if (is_early(b))
+      for (const char* q = first; q < end; q += 4) expect_free(o, o.element(q), write, pc);
     if (!o.writable || bytes < 4) return;
     for (const char* q = first; q < end; q += 4)
       note_use(o, o.uses[o.slot(o.element(q))], write, pc);
@@ -344,7 +341,7 @@ void note_atomic(const Block& b, const uint32_t* p, const void* pc) {
   for (Operand& o : *b.operands) {
     const int64_t offset = o.element(at);
     if (!o.writable || offset < 0) continue;
-    expect_done(o, offset, true, pc);
+    if (is_early(b)) expect_free(o, offset, true, pc);
     o.uses[o.slot(offset)].atomic = true;
   }
 }
