@@ -16,6 +16,7 @@ import math
 import random
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -29,8 +30,10 @@ from xgemm_torch import accuracy, simt, timing
 
 CUBLAS, ONE = "torch.mm", "one chain"
 SMS = 132
-# Blocks of 64 columns an SM that a cut is to give, about; a chain's least length.
-BLOCKS_AN_SM, LEAST = (1, 2, 3, 4, 6, 8, 12, 18), 64
+# Blocks of 64 columns an SM that a cut is to give, about; rounds of a persistent grid.
+BLOCKS_AN_SM, ROUNDS = (1, 2, 3, 4, 6, 8, 12, 18), (1, 2, 3, 4)
+LEAST = 64  # the length of a chain
+SPECIALIZED = next(stage for stage in xgemm_torch.stages() if stage.name == "tma_split_k")
 LONGEST = 2e12  # of m * n * k, what is cut at all
 CHECKED = (
     (1, 1000, 700), (1, 777, 1031), (3, 500, 640), (4, 64, 4096), (8, 768, 3072), (16, 100, 999),
@@ -38,25 +41,32 @@ CHECKED = (
 )  # fmt: skip
 
 
-def shares_of(p: shapes.Problem) -> list[int]:
-    """The lengths of chains worth a measurement, longest first."""
-    rows = 16 if min(p.m, p.n) <= 16 else 32 if min(p.m, p.n) <= 32 else 64
-    tiles = -(-min(p.m, p.n) // rows) * -(-max(p.m, p.n) // 64)
-    counts = {min(blocks * SMS // tiles, p.k // LEAST) for blocks in BLOCKS_AN_SM}
-    found = {32 * math.ceil(p.k / (32 * n)) for n in counts if n >= 2}
+def lengths(p: shapes.Problem, counts: Iterable[int]) -> list[int]:
+    """The lengths of chains that cut K into so many, longest first."""
+    several = {count for count in (min(n, p.k // LEAST) for n in counts) if count > 1}
+    found = {32 * math.ceil(p.k / (32 * count)) for count in several}
     return sorted((share for share in found if share < p.k), reverse=True)
 
 
-def rows_of(p: shapes.Problem) -> list[tuple[str, int]]:
-    """The rows of the stages that split that may be best: not far larger than the problem."""
-    short = min(p.m, p.n)
+def cuts(p: shapes.Problem) -> list[tuple[str, int, int]]:
+    """Rows of the stages that split, not far larger than the problem, with what may be best."""
+    short, long = sorted((p.m, p.n))
+    high = 16 if short <= 16 else 32 if short <= 32 else 64
+    tiles = -(-short // high) * -(-long // 64)
     if short <= 4:
-        return [("gemv", 0 if short == 1 else 1), ("split_k", 0)]
-    if short <= 16:
-        return [("split_k", 0), ("split_k", 1)]
-    if short <= 32:
-        return [("split_k", 1), ("split_k", 2)]
-    return [("split_k", row) for row in ((1, 2, 3) if short <= 128 else (1, 2, 3, 4))]
+        rows = [("gemv", 0 if short == 1 else 1), ("split_k", 0)]
+    elif short <= 32:
+        rows = [("split_k", 0), ("split_k", 1)] if short <= 16 else [("split_k", 1), ("split_k", 2)]
+    else:
+        rows = [("split_k", row) for row in ((1, 2, 3) if short <= 128 else (2, 3, 4))]
+    shares = lengths(p, [blocks * SMS // tiles for blocks in BLOCKS_AN_SM])
+    found = [(stage, row, share) for stage, row in rows for share in shares]
+    if short > 32:
+        for row, tile in enumerate(SPECIALIZED.tiles):
+            tiles = -(-p.m // tile.BM) * -(-p.n // tile.BN)
+            counts = [rounds * SMS * tile.min_blocks // tiles for rounds in ROUNDS]
+            found += [("tma_split_k", row, share) for share in lengths(p, counts)]
+    return found
 
 
 def call(stage: str, row: int, share: int, layout: str) -> timing.Call:
@@ -107,7 +117,7 @@ def measure(record: dict[str, Any], path: Path, seconds: float) -> bool:
 
     began = time.monotonic()
     problems = [p for p in shapes.suite() if p.m * p.n * p.k < LONGEST and p.k >= 512]
-    problems = [p for p in problems if shares_of(p) and p.label not in record["problems"]]
+    problems = [p for p in problems if cuts(p) and p.label not in record["problems"]]
     random.Random(0).shuffle(problems)
     for p in tqdm(problems, unit="problem", disable=None):
         if time.monotonic() - began > seconds:
@@ -115,8 +125,7 @@ def measure(record: dict[str, Any], path: Path, seconds: float) -> bool:
         contenders = {CUBLAS: timing.torch_mm(p.layout), ONE: one_chain(p.layout)}
         contenders |= {
             f"{stage} {row} {share}": call(stage, row, share, p.layout)
-            for stage, row in rows_of(p)
-            for share in shares_of(p)
+            for stage, row, share in cuts(p)
         }
         sets = timing.operands(p.m, p.n, p.k, p.layout, seed=1)
         samples = timing.interleaved(contenders, sets, rounds=5, sample_ms=0.7)

@@ -19,19 +19,21 @@ PREDECESSOR = {
     "split_k": "cp_async_pipelined",
     "gemv": "few_rows",
     "outer": "block_tile_1d",
+    "tma_split_k": "tma_specialized",
 }
 
 # Headers that hold a stage's kernel, and belong to its code.
 HEADERS = {
     "cp_async_pipelined": ("pipelined.h",),
-    "tma_specialized": ("fetch.h", "ring.h", "chain_relay.h"),
+    "tma_specialized": ("specialized.h", "fetch.h", "ring.h", "chain_relay.h"),
     "mma_fp16x3": ("mma_gemm.h", "parts_ring.h"),
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
     "few_rows": ("few_rows.h",),
-    "wgmma_narrow": ("narrow_gemm.h", "register_split.h", "shares.h"),
-    "split_k": ("pipelined.h", "chain_sums.h"),
+    "wgmma_narrow": ("narrow_gemm.h", "register_split.h", "shares.h", "cluster_sums.h"),
+    "split_k": ("pipelined.h", "chain_sums.h", "cluster_sums.h"),
     "gemv": ("gemv.h", "gemv_plan.h", "chain_sums.h"),
+    "tma_split_k": ("specialized.h", "fetch.h", "chain_sums.h"),
 }
 
 LESSONS = {
@@ -132,6 +134,11 @@ cannot do to floats; there `cp.async` still copies them one by one, and arrives 
 itself when they have landed. A block stays when its tile is done and takes the next, whose first
 slices are fetched while the last one's results are stored.
 
+Then the epilogue is what is left of instructions that are not multiply-adds. It has much to ask:
+of edges, of vectors, of C, of an activation. Asked once for all of a thread's results, it costs a
+store and four multiplications for each four of them. Asked for each four, it costs as much as the
+products where K is short, and can be measured even where it is long.
+
 What is outside the operands, TMA fills with +0. That keeps the bits of the chain where B is padded,
 but not where A is: a ragged last slice of A comes by `cp.async`, and is padded with -0.
 
@@ -200,9 +207,10 @@ product it serves few: there the split would read, write and read again what is 
 each thread loads a small patch of FP32 elements into registers and splits them into three bf16
 parts there. wgmma takes one operand from registers, so the longer one stays where it is; the
 shorter one goes to shared memory, swizzled as wgmma wants it. Two slices are under way while a
-third is multiplied: loads that come late are what such a kernel waits for. What an ordinary store
-wrote wgmma may not read at once: the tensor cores see shared memory through another path, so a
-fence comes before the barrier.
+third is multiplied: loads that come late are what such a kernel waits for. With many rows
+registers hold no more than that, so further slices are asked to come as far as L2; with few rows
+there is room for a ring in shared memory. What an ordinary store wrote wgmma may not read at once:
+the tensor cores see shared memory through another path, so a fence comes before the barrier.
 
 There are too few tiles in such a product for a whole GPU, so K is shared out. The blocks that share
 a tile are a cluster: they leave their sums in shared memory, where the slices were, meet, and each
@@ -219,7 +227,9 @@ The main loop is that of cp_async_pipelined, to the letter; only the grid is ano
 few results and a long K has few tiles: most of a GPU looks on while some multiprocessors walk along
 K. Here K is cut into shares, and each share of each tile is a block of its own. It makes a chain of
 fused multiply-adds of its share and leaves it in the workspace; a second launch adds an element's
-chains up in order and takes them through the epilogue.
+chains up in order and takes them through the epilogue. Where the blocks of a tile can be a cluster
+and no multiprocessor has more of them for it, they need neither: the chains stay in shared memory,
+where the slices were, and each block adds up its part of the tile.
 
 That changes bits, so it must not depend on anything but the problem: the length of a share comes
 from M, N, K and the batch alone, is the same for every tile of the table, on every GPU and on the
@@ -258,4 +268,13 @@ asks, for each row, whether there is a C, an activation, an edge.
 Here blocks are small and many, B's few rows stay in a thread's registers, a block's slice of A is
 read once, and the epilogue asks its questions once for all of a thread's rows. What then remains is
 four multiplications and a 16-byte store. With a K of 1 it is as quick as filling D with zeros.""",
+    "tma_split_k": """\
+split_k's chains, tma_specialized's machine. A chain of a tile is a piece of work like any other: a
+tile, its first slice and its last. So the persistent grid, the ring and the warps that only fetch
+stay as they are, and what changes is the list of pieces: all tiles of the first chain, then those
+of the second. The large tile does more products for each word it reads from shared memory, and
+where K is cut there are pieces enough for it.
+
+A piece's accumulators go to the workspace, through the same epilogue as results go to D, and the
+second launch is split_k's. The bits are, too: who makes a chain does not matter to it.""",
 }

@@ -968,8 +968,13 @@ def test_cuda_without_memory_for_a_workspace(kernel):
         assert torch.equal(xgemm_torch.sgemm(a, b, out=out), poor)
         text = f"{kernel} needs a workspace of {needed} bytes, and cuda:0 has no memory for it"
         if needed:
+            held = []  # what would do for it between what others have
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(needed, dtype=torch.int8, device="cuda"))
             with pytest.raises(RuntimeError, match=text):
                 xgemm_torch.sgemm(a, b, kernel=kernel, out=out)
+            del held
         else:
             assert torch.equal(xgemm_torch.sgemm(a, b, kernel=kernel, out=out), by_name)
     finally:

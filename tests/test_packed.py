@@ -497,9 +497,9 @@ def test_no_k(stage):
 @pytest.mark.gpu
 def test_devices_do_not_mix():
     x, packed = torch.ones(3, 5), xgemm_torch.prepack(W.cuda())
-    with pytest.raises(ValueError, match="a is on cpu, b is on cuda:0"):
+    with pytest.raises(ValueError, match="x is on cpu, weight is on cuda:0"):
         xgemm_torch.linear(x, packed)
-    with pytest.raises(ValueError, match="a is on cuda:0, b is on cpu"):
+    with pytest.raises(ValueError, match="x is on cuda:0, weight is on cpu"):
         xgemm_torch.linear(x.cuda(), kept(W))
 
 

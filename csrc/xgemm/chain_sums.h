@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "xgemm/chains.h"
+#include "xgemm/copy.h"
 #include "xgemm/launch.h"
 #include "xgemm/split.h"
 
@@ -26,7 +27,6 @@ inline bool may_depend(const Device& device) {
 #endif
 }
 
-// D is seen with at least as many columns as rows.
 struct ChainJob {
   Gemm g;
   int64_t shares = 1;  // of k: chains of an element
@@ -48,22 +48,28 @@ struct ChainJob {
   }
 };
 
+inline ChainJob chain_job(const Gemm& g) {
+  return {.g = g, .shares = chain_count(g), .pitch = ceil_div(g.n, 4) * 4};
+}
+
+// Gives sums a place in the workspace, where there are several of an element; its bytes.
+inline size_t place_chains(ChainJob& job, void* workspace) {
+  if (job.shares == 1) return 0;
+  const int64_t matrices = std::min(job.g.batch, kMaxGridZ);
+  Layout layout{workspace};
+  job.sums = static_cast<float*>(layout.place(
+      static_cast<size_t>(matrices * job.shares * job.g.m * job.pitch) * sizeof(float)));
+  return layout.bytes;
+}
+
 struct ChainPlan {
   ChainJob job;
   size_t bytes = 0;
 };
 
-inline ChainPlan plan_chains(const Gemm& all, void* workspace) {
-  ChainPlan plan{.job = {.g = rows_first(all)}};
-  ChainJob& job = plan.job;
-  job.shares = chain_count(job.g);
-  if (job.shares == 1) return plan;
-  job.pitch = ceil_div(job.g.n, 4) * 4;
-  const int64_t matrices = std::min(all.batch, kMaxGridZ);
-  Layout layout{workspace};
-  job.sums = static_cast<float*>(layout.place(
-      static_cast<size_t>(matrices * job.shares * job.g.m * job.pitch) * sizeof(float)));
-  plan.bytes = layout.bytes;
+inline ChainPlan plan_chains(const Gemm& g, void* workspace) {
+  ChainPlan plan{.job = chain_job(g)};
+  plan.bytes = place_chains(plan.job, workspace);
   return plan;
 }
 
@@ -76,52 +82,77 @@ __device__ __forceinline__ float chain_of(const Gemm& g, int64_t i, int64_t j, i
   return chain;
 }
 
-// Element (i, j), given the sum of its chains: that is not finite where one of them is not, or was
-// marked as far from sure to be.
-__device__ __forceinline__ void store_sum(const Gemm& g, int64_t i, int64_t j, float sum) {
+// Of element (i, j), what the sum of its chains gives: that is not finite where one of them is not,
+// or was marked as far from sure to be.
+__device__ __forceinline__ float result_of(const Gemm& g, int64_t i, int64_t j, float sum) {
   if (g.as_one && !(fabsf(sum) <= FLT_MAX)) [[unlikely]]
-    sum = chain_of(g, i, j, 0, g.k);
-  g.store(i, j, sum);
+    return chain_of(g, i, j, 0, g.k);
+  return sum;
 }
 
-// Adds up an element's chains, in order, and takes them through the epilogue. A thread asks for
-// some of them before it adds.
+// Adds up the chains of kWidth neighbours in a row, in order, and takes them through the epilogue.
+// A thread asks for some of them before it adds. Four divide the columns.
+template <int kWidth>
 __device__ __forceinline__ void add_chains(const ChainJob& job) {
-  constexpr int kAhead = 16;
+  static_assert(kWidth == 1 || kWidth == 4);
+  constexpr int kAhead = kWidth == 1 ? 16 : 8;
   const Gemm g = job.g.at(blockIdx.z);
   const int64_t e = static_cast<int64_t>(blockIdx.x) * kAddThreads + threadIdx.x;
-  const int64_t i = e / g.n, j = e - i * g.n;
+  const int64_t in_row = g.n / kWidth;
+  const int64_t i =
+      (e | in_row) >> 32 ? e / in_row : static_cast<uint32_t>(e) / static_cast<uint32_t>(in_row);
+  const int64_t j = (e - i * in_row) * kWidth;
   if (i >= g.m) return;
   const float* from = job.sum(blockIdx.z, 0) + i * job.pitch + j;
   const int64_t step = g.m * job.pitch;
-  float sum = -0.f;  // -0 + x is x
+  float sum[kWidth];
+#pragma unroll
+  for (float& each : sum) each = -0.f;  // -0 + x is x
 #pragma unroll 1
   for (int64_t s = 0; s < job.shares; s += kAhead) {
-    float x[kAhead];
+    float x[kAhead][kWidth];
 #pragma unroll
-    for (int q = 0; q < kAhead; ++q, from += step) x[q] = s + q < job.shares ? *from : -0.f;
+    for (int q = 0; q < kAhead; ++q, from += step) {
+      if (s + q < job.shares) {
+        if constexpr (kWidth == 4) load4(x[q], from);
+        else x[q][0] = *from;
+      } else {
 #pragma unroll
-    for (int q = 0; q < kAhead; ++q) sum += x[q];
+        for (float& each : x[q]) each = -0.f;
+      }
+    }
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q)
+#pragma unroll
+      for (int w = 0; w < kWidth; ++w) sum[w] += x[q][w];
   }
-  store_sum(g, i, j, sum);
+#pragma unroll
+  for (int w = 0; w < kWidth; ++w) sum[w] = result_of(g, i, j + w, sum[w]);
+  if constexpr (kWidth == 4) store_row4(g, i, j, sum);
+  else g.store(i, j, sum[0]);
 }
 
-// `kernel` for all chains, then `add`, which calls add_chains, where they have been left in the
-// workspace. config: of the first, but for the matrices along grid.z.
-template <class Job>
-void launch_chains(void (*kernel)(Job), LaunchConfig config, void (*add)(Job), Job job,
+// Of so many elements on, four a thread keep a GPU busy.
+constexpr int64_t kWideSums = int64_t{1} << 17;
+
+// `first`(job, matrices) launches what makes all chains of so many matrices; then `one` or `four`,
+// which call add_chains, where those have been left in the workspace.
+template <class Job, class First>
+void launch_chains(const First& first, void (*one)(Job), void (*four)(Job), Job job,
                    const Context& context) {
   const Gemm g = job.g;
-  const int64_t adders = ceil_div(g.m * g.n, kAddThreads);
+  const bool wide = g.n % 4 == 0 && g.m * g.n >= kWideSums;
+  const int64_t adders = ceil_div(g.m * g.n / (wide ? 4 : 1), kAddThreads);
   if (job.sums && adders > kMaxGridX)
     throw std::invalid_argument("xgemm: more than 2^31 - 1 blocks to add up chains");
   for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
     job.g = g.at(z);
-    config.grid.z = static_cast<unsigned>(std::min(g.batch - z, kMaxGridZ));
-    launch(kernel, config, context, job);
+    job.g.batch = std::min(g.batch - z, kMaxGridZ);
+    const auto matrices = static_cast<unsigned>(job.g.batch);
+    first(job, matrices);
     if (job.sums)
-      launch(add,
-             {.grid = dim3(static_cast<unsigned>(adders), 1, config.grid.z),
+      launch(wide ? four : one,
+             {.grid = dim3(static_cast<unsigned>(adders), 1, matrices),
               .block = dim3(kAddThreads),
               .dependent = may_depend(context.device)},
              context, job);

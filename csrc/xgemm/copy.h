@@ -2,6 +2,8 @@
 // live here.
 #pragma once
 
+#include <type_traits>
+
 #include "xgemm/simt.h"
 
 namespace xgemm {
@@ -143,6 +145,43 @@ __device__ __forceinline__ void store_row4(const Gemm& g, int64_t i, int64_t j, 
   }
 #pragma unroll
   for (int w = 0; w < 4; ++w) g.store(i, j + w, acc[w]);
+}
+
+// A thread's TM x TN results through the epilogue: four rows and four columns at a time, which lie
+// kStrideM and kStrideN apart, from (i, j) on. Tiles without an edge, which most are, have straight
+// code of their own, as nothing is asked of each four there: of a short K the epilogue is half.
+template <int kStrideM, int kStrideN, int TM, int TN>
+__device__ __forceinline__ void store_fragment(const Gemm& g, int64_t i, int64_t j,
+                                               const float (&acc)[TM][TN]) {
+  constexpr int kRows = (TM - 1) / 4 * kStrideM + 4, kColumns = (TN - 1) / 4 * kStrideN + 4;
+  const auto row = [](int r) { return r % 4 + r / 4 * kStrideM; };
+  const auto column = [](int c) { return c / 4 * kStrideN; };
+  const auto store = [&](auto with_c) {
+#pragma unroll
+    for (int r = 0; r < TM; ++r) {
+      float* const d = g.d.ptr(i + row(r), j);
+      simt::expect_aligned(d, 16);
+#pragma unroll
+      for (int c = 0; c < TN; c += 4) {
+        const float* const x = &acc[r][c];
+        float y[4];
+        if constexpr (with_c()) load4(y, g.c.ptr(i + row(r), j + column(c)));
+#pragma unroll
+        for (int w = 0; w < 4; ++w)
+          if constexpr (with_c()) y[w] = g.with_c(x[w], y[w]);
+          else y[w] = g.without_c(x[w]);
+        __stcg(reinterpret_cast<float4*>(d + column(c)), make_float4(y[0], y[1], y[2], y[3]));
+      }
+    }
+  };
+  if (i + kRows <= g.m && j + kColumns <= g.n && g.d.wide() && g.act == Act::none) [[likely]] {
+    if (g.beta == 0.f) return store(std::false_type());
+    if (g.c.wide()) return store(std::true_type());
+  }
+#pragma unroll
+  for (int r = 0; r < TM; ++r)
+#pragma unroll
+    for (int c = 0; c < TN; c += 4) store_row4(g, i + row(r), j + column(c), &acc[r][c]);
 }
 
 }  // namespace xgemm

@@ -97,85 +97,111 @@ struct Fetcher {
   }
 };
 
-// A problem, what TMA knows of its operands, and who makes which of its tiles: where some are
-// shared out, those of all matrices are counted as one; where none is, matrices lie along grid.z.
+// A problem, and what TMA knows of its operands. What blocks make of it, piece by piece, is
+// numbered by units: those that derive from this say what a unit is, and where its tile is stored.
 struct FetchJob {
   Gemm g;
   FetchMap a, b;
   uint32_t tiles = 1;  // of a matrix
   int slices = 1;  // of a tile
-  ChainRelay relay;
 
-  template <bool kShared>
-  __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
-    if constexpr (kShared) return relay.plan.piece(blockIdx.x, step, p);
-    p = {blockIdx.x + step * gridDim.x, 0, slices};
-    return p.tile < tiles;
-  }
-  template <Tile T, bool kShared>
-  __device__ __forceinline__ Origin origin(uint32_t tile) const {
-    return raster<uint32_t>(kShared ? tile % tiles : tile, g.m, g.n, T.BM, T.BN, T.group);
-  }
-  template <bool kShared>
-  __device__ __forceinline__ uint32_t matrix(uint32_t tile) const {
-    return kShared ? tile / tiles : blockIdx.z;
+  template <Tile T>
+  __device__ __forceinline__ Origin origin(uint32_t unit) const {
+    return raster<uint32_t>(unit % tiles, g.m, g.n, T.BM, T.BN, T.group);
   }
 };
 
+// Whole tiles of a matrix, which is the block's z.
+struct TilesJob : FetchJob {
+  static constexpr bool kShared = false;
+
+  __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
+    p = {blockIdx.x + step * gridDim.x, 0, slices};
+    return p.tile < tiles;
+  }
+  template <Tile T>
+  __device__ __forceinline__ Origin origin(uint32_t tile) const {
+    return raster<uint32_t>(tile, g.m, g.n, T.BM, T.BN, T.group);
+  }
+  __device__ __forceinline__ uint32_t matrix(uint32_t) const { return blockIdx.z; }
+  __device__ __forceinline__ Gemm result(uint32_t) const { return g.at(blockIdx.z); }
+};
+
+// The tiles of all matrices, counted as one, of which some are shared out along K.
+struct RelayJob : FetchJob {
+  static constexpr bool kShared = true;
+  ChainRelay relay;
+
+  __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
+    return relay.plan.piece(blockIdx.x, step, p);
+  }
+  __device__ __forceinline__ uint32_t matrix(uint32_t tile) const { return tile / tiles; }
+  __device__ __forceinline__ Gemm result(uint32_t tile) const { return g.at(matrix(tile)); }
+};
+
 // By the threads that fetch: slices of all that the block has to make, half of them A's.
-template <Tile T, bool kA, bool kB, bool kShared>
-__device__ __forceinline__ void fetch_pieces(SliceRing<T, kA, kB>& ring, const FetchJob& job) {
+template <Tile T, bool kA, bool kB, class Job>
+__device__ __forceinline__ void fetch_pieces(SliceRing<T, kA, kB>& ring, const Job& job) {
   constexpr int kEach = T.producers / 2;
   const Gemm& g = job.g;
   const int thread = threadIdx.x % kEach;
   RingPlace<T.buffers> at;
   Piece p{};
-  const auto origin = [&] { return job.origin<T, kShared>(p.tile); };
-  const auto z = [&] { return job.matrix<kShared>(p.tile); };
+  const auto origin = [&] { return job.template origin<T>(p.tile); };
+  const auto z = [&] { return job.matrix(p.tile); };
   if (threadIdx.x < T.threads() + kEach) {
     const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, thread};
-    for (uint32_t step = 0; job.piece<kShared>(step, p); ++step)
+    for (uint32_t step = 0; job.piece(step, p); ++step)
       a.fetch(ring.a, ring.full, ring.empty, at, z(), origin().i, p);
   } else {
     const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n, g.k, job.b, thread};
-    for (uint32_t step = 0; job.piece<kShared>(step, p); ++step)
+    for (uint32_t step = 0; job.piece(step, p); ++step)
       b.fetch(ring.b, ring.full, ring.empty, at, z(), origin().j, p);
   }
 }
 
-// As many blocks as run at a time, or as there are tiles: `shared` for all matrices, where that
-// saves time and there is a workspace for it, else `whole` for each.
-template <Tile T, bool kA, bool kB>
-void launch_fetching(void (*whole)(FetchJob), void (*shared)(FetchJob), const Gemm& g,
-                     const Context& context) {
+// What a launch needs to know of `g`, whose batch fits it.
+template <Tile T>
+FetchJob fetch_job(const Gemm& g) {
   const int64_t tiles = tile_count(g, T.BM, T.BN);
   if (tiles > kMaxGridX)
     throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
-  FetchJob job{.tiles = static_cast<uint32_t>(tiles), .slices = slice_count(g.k, T.BK)};
+  return {.g = g,
+          .a = fetch_map(g.a, g.m, g.k, g.batch, T.BM, T.BK),
+          .b = fetch_map(g.b.transposed(), g.n, g.k, g.batch, T.BN, T.BK),
+          .tiles = static_cast<uint32_t>(tiles),
+          .slices = slice_count(g.k, T.BK)};
+}
+
+// As many blocks as run at a time, or as there are units to make.
+template <Tile T, bool kA, bool kB>
+LaunchConfig fetch_config(int64_t units, int64_t matrices, const Context& context) {
   const int64_t room = int64_t{context.device.sm_count} * T.min_blocks;
-  LaunchConfig config{.block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
-                      .smem = sizeof(SliceRing<T, kA, kB>)};
-  const auto take = [&](const Gemm& part) {
-    job.g = part;
-    job.a = fetch_map(part.a, part.m, part.k, part.batch, T.BM, T.BK);
-    job.b = fetch_map(part.b.transposed(), part.n, part.k, part.batch, T.BN, T.BK);
-  };
-  job.relay = plan_chain_relay(g, T, job.slices, context);
-  if (job.relay.plan.shared() && job.relay.bytes <= context.workspace_bytes) {
+  return {.grid = dim3(static_cast<unsigned>(std::min(units, room)), 1,
+                       static_cast<unsigned>(matrices)),
+          .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
+          .smem = sizeof(SliceRing<T, kA, kB>)};
+}
+
+// `shared` for all matrices, where that saves time and there is a workspace for it, else `whole`
+// for each.
+template <Tile T, bool kA, bool kB>
+void launch_fetching(void (*whole)(TilesJob), void (*shared)(RelayJob), const Gemm& g,
+                     const Context& context) {
+  const ChainRelay relay = plan_chain_relay(g, T, slice_count(g.k, T.BK), context);
+  if (relay.plan.shared() && relay.bytes <= context.workspace_bytes) {
+    const uint32_t blocks = relay.plan.clusters;
     launch(clear_flags<kClearThreads>, {.grid = dim3(1), .block = dim3(kClearThreads)}, context,
-           job.relay.flags, static_cast<int>(job.relay.plan.clusters));
-    take(g);
-    config.grid = dim3(job.relay.plan.clusters);
+           relay.flags, static_cast<int>(blocks));
+    LaunchConfig config = fetch_config<T, kA, kB>(blocks, 1, context);
     config.dependent = config.in_order = true;
-    return launch(shared, config, context, job);
+    return launch(shared, config, context, RelayJob{fetch_job<T>(g), relay});
   }
   for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
     Gemm part = g.at(z);
     part.batch = std::min(g.batch - z, kMaxGridZ);
-    take(part);
-    config.grid =
-        dim3(static_cast<unsigned>(std::min(tiles, room)), 1, static_cast<unsigned>(part.batch));
-    launch(whole, config, context, job);
+    const TilesJob job{fetch_job<T>(part)};
+    launch(whole, fetch_config<T, kA, kB>(job.tiles, part.batch, context), context, job);
   }
 }
 

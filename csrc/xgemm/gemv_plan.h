@@ -42,7 +42,7 @@ inline GemvPlan plan_gemv(const Gemm& all, const Tile& t, int64_t groups, const 
   job.shares = chain_count(job.g);
   job.here = job.shares > 1 && job.shares <= int64_t{warps} * most_blocks;
   if (job.shares > 1 && !job.here) {
-    const ChainPlan chains = plan_chains(all, workspace);
+    const ChainPlan chains = plan_chains(job.g, workspace);
     static_cast<ChainJob&>(job) = chains.job;
     plan.bytes = chains.bytes;
   }

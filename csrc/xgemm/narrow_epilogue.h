@@ -7,22 +7,6 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-// Adds up a thread's four neighbours of a tile of which there are so many shares, in order:
-// load(x, s) has them of share s. Some are asked for before any is added.
-template <int kAhead, class Load>
-__device__ __forceinline__ void add_shares(float (&sum)[4], int first, int shares,
-                                           const Load& load) {
-  float x[kAhead][4];
-#pragma unroll
-  for (int s = 0; s < kAhead; ++s)
-    if (first + s < shares) load(x[s], first + s);
-#pragma unroll
-  for (int s = 0; s < kAhead; ++s)
-    if (first + s < shares)
-#pragma unroll
-      for (int w = 0; w < 4; ++w) sum[w] += x[s][w];
-}
-
 // Takes four neighbours from (i, j) on through the epilogue.
 __device__ __forceinline__ void store_sums4(const Gemm& g, int64_t i, int64_t j, float (&sum)[4],
                                             uint32_t strange) {
@@ -40,22 +24,17 @@ __device__ __forceinline__ void store_sums4(const Gemm& g, int64_t i, int64_t j,
 // The blocks of a cluster add up what they have of a tile, each its part of it, once all have left
 // it. told: what is strange of a block's, as bits.
 template <int BM>
-__device__ __forceinline__ void finish_in_cluster(const SharedSums<BM>& here, const float* told,
+__device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& here, const float* told,
                                                   const Gemm& g, const Origin& o, int share,
                                                   int shares) {
   const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int e = (share * kShareThreads + static_cast<int>(threadIdx.x)) * 4; e < BM * kLong;
-       e += shares * kShareThreads * 4) {
-    const int row = e / kLong, column = e % kLong;
-    const float strange = load_from_block(told, lane < shares ? lane : share);
-    float sum[4] = {-0.f, -0.f, -0.f, -0.f};  // -0 + x is x
-    add_shares<kClusterShares>(sum, 0, shares, [&](float (&x)[4], int s) {
-      load4_from_block(x, &here.d[row][column], s);
-    });
-    store_sums4(g, o.i + row, o.j + column, sum,
-                __reduce_or_sync(0xffffffffu, float_to_bits(strange)));
-  }
+  const auto strange = [&] {
+    const float of_block = load_from_block(told, lane < shares ? lane : share);
+    return __reduce_or_sync(0xffffffffu, float_to_bits(of_block));
+  };
+  add_in_cluster<kShareThreads>(here, share, shares, [&](int row, int column, float (&sum)[4]) {
+    store_sums4(g, o.i + row, o.j + column, sum, strange());
+  });
   cluster_sync();  // nobody reads this block's any more
 }
 
@@ -95,7 +74,7 @@ __device__ __forceinline__ void leave_sums(float* tile, const float (&sum)[kNarr
 // Takes the sums of a tile through the epilogue, from the registers of those who have them; they
 // leave for themselves what is walked again.
 template <int BM>
-__device__ __forceinline__ void store_sums(SharedSums<BM>& here, const Gemm& g, const Origin& o,
+__device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
                                            const float (&sum)[kNarrowSums<BM>], uint32_t strange) {
   const int row = threadIdx.x % 4 * 2, column = RegisterParts<kShareThreads, false>::first_row();
   const int64_t i = o.i + row, j = o.j + column;
@@ -103,7 +82,7 @@ __device__ __forceinline__ void store_sums(SharedSums<BM>& here, const Gemm& g, 
   const auto in_row = [](int e) { return e / 4 * 8 + e % 2; };
   const auto in_column = [](int e) { return e / 2 % 2; };
   if (strange) [[unlikely]] {
-    leave_sums<BM, SharedSums<BM>::kPitch>(here.d[0], sum);
+    leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], sum);
 #pragma unroll 1
     for (int e = 0; e < kNarrowSums<BM>; ++e) {
       const int64_t r = i + in_row(e), c = j + in_column(e);

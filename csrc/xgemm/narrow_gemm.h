@@ -19,9 +19,13 @@ template <int BM>
 constexpr int kNarrowSums = BM * kLong / kShareThreads;
 // Registers of a thread that multiplies, and of one that splits D's rows.
 constexpr int kNarrowRegisters = 208, kSplitterRegisters = 88;
+static_assert(registers_suffice(1, kShareThreads, kNarrowRegisters, kSplitters,
+                                kSplitterRegisters));
 constexpr int kShareWarps = (kShareThreads + kSplitters) / 32;
 // Slices in parts; and those on their way from gmem, of columns and of rows.
 constexpr int kNarrowBuffers = 4, kColumnsAhead = 6, kRowsAhead = 4;
+// Slices of columns in L2 before they are asked for, if in registers: beyond those in the ring.
+constexpr int kFetchedAhead = 6;
 
 // Whether columns come in registers, two slices at a time. With many rows wgmma itself reads shared
 // memory half of the time; with few, more must be on its way than registers hold.
@@ -45,9 +49,9 @@ struct NarrowRing {
   float told;  // ... and all of them, as bits, for the cluster
 
   // Where slices have been.
-  __device__ __forceinline__ SharedSums<BM>& sums() {
-    static_assert(sizeof(SharedSums<BM>) <= sizeof slices);
-    return *reinterpret_cast<SharedSums<BM>*>(&slices);
+  __device__ __forceinline__ NarrowSums<BM>& sums() {
+    static_assert(sizeof(NarrowSums<BM>) <= sizeof slices);
+    return *reinterpret_cast<NarrowSums<BM>*>(&slices);
   }
 
   // What is strange of a warp's elements.
@@ -79,6 +83,16 @@ __device__ __forceinline__ int slices_between(int64_t k0, int64_t k1) {
   return k1 > k0 ? static_cast<int>((k1 - k0 + kSliceK - 1) / kSliceK) : 1;
 }
 
+// Asks for the slice of D's columns at k to come to L2: a thread that splits D's rows for 32
+// floats, if they lie together.
+template <bool kB>
+__device__ __forceinline__ void fetch_ahead(const Gemm& g, const Origin& o, int64_t k, int64_t k1) {
+  static_assert(kLong == kSplitters && kSliceK * kLong == 32 * kSplitters);
+  const int thread = static_cast<int>(threadIdx.x) % kSplitters;
+  const int64_t column = o.j + (kB ? thread : thread % 4 * 32), at = k + (kB ? 0 : thread / 4);
+  if (column < g.n && at < k1) prefetch_to_l2(g.b.ptr(at, column));
+}
+
 // D's rows from k0 to k1 into the ring. What is strange of them is told before the last slice is
 // handed over, so that who multiplies it knows that to be there. A fence waits for whatever the
 // thread has asked for before it: in registers a slice is asked for right after one, and comes
@@ -90,8 +104,14 @@ __device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, const G
   const int count = slices_between(k0, k1);
   SharedParts<kSplitters, BM, kA> rows(g.a, o.i, g.m, k0, k1);
   RingPlace<kNarrowBuffers> at;
+  // Registers do not hold enough of the columns to cover memory's latency.
+  const auto ahead = [&](int s) {
+    if (kInRegisters<BM> && s < count) fetch_ahead<kB>(g, o, k0 + int64_t{s} * kSliceK, k1);
+  };
+  for (int s = 2; s < kFetchedAhead; ++s) ahead(s);
   // Slice s into the ring: from registers number `from`, or from shared memory.
   const auto split = [&](const auto& from, int s) {
+    ahead(s + kFetchedAhead);
     mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
     rows.split(ring.slices[at.stage], from, reach);
     if (s + 1 == count) ring.tell(reach);

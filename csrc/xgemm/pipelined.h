@@ -31,13 +31,17 @@ constexpr Tile pipelined_tile(int BM, int BN, int BK, int TM, int TN, int buffer
 // unrolls: less than 20 KB of code, and copies between products.
 constexpr int body_of(const Tile& t) { return t.accumulators() > 16 ? 8 : 16; }
 
-// The block's tile of D at `o`. kA, kB: whether A, B transposed are contiguous along k.
-template <Tile T, bool kA, bool kB>
-__device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g, const Origin& o) {
+// From a thread's row to its next four, and from a column.
+constexpr int kStrideM = kLanesM * 4, kStrideN = kLanesN * 4;
+
+// The block's tile of D at `o`: finish(sums, row, column) is told where in the tile a thread's sums
+// begin. kA, kB: whether A, B transposed are contiguous along k.
+template <Tile T, bool kA, bool kB, class Finish>
+__device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g, const Origin& o,
+                                                   const Finish& finish) {
   constexpr int TM = T.TM, TN = T.TN, kBuffers = T.buffers, kBody = body_of(T),
                 kParts = T.BK / kBody;
   constexpr Order kOrder = TM > TN ? Order::columns_halves : Order::columns;
-  constexpr int kStrideM = kLanesM * 4, kStrideN = kLanesN * 4;
   constexpr int kRowA = T.BM + T.pad_a, kRowB = T.BN + T.pad_b;
   constexpr int kSliceA = T.BK * kRowA, kSliceB = T.BK * kRowB;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -88,11 +92,15 @@ __device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g,
   };
   if (copies.plain()) multiply(std::true_type(), copies.whole + 1 - kBuffers);
   multiply(std::false_type(), slices);
-#pragma unroll
-  for (int i = 0; i < TM; ++i)
-#pragma unroll
-    for (int j = 0; j < TN; j += 4)
-      store_row4(g, o.i + ty + i % 4 + i / 4 * kStrideM, o.j + tx + j / 4 * kStrideN, &acc[i][j]);
+  finish(acc, ty, tx);
+}
+
+// ... and into D.
+template <Tile T, bool kA, bool kB>
+__device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g, const Origin& o) {
+  multiply_pipelined<T, kA, kB>(ring, g, o, [&](const auto& sums, int row, int column) {
+    store_fragment<kStrideM, kStrideN>(g, o.i + row, o.j + column, sums);
+  });
 }
 
 }  // namespace xgemm

@@ -411,6 +411,14 @@ __device__ __forceinline__ void named_barrier(int id, int threads,
 
 // ---- Registers move between warpgroups; kernels overlap ----
 
+// Whether `some` threads of a block may have so many registers each, and all others so many: no
+// more than it is launched with, so many blocks on a multiprocessor, or who asks for more waits
+// forever.
+constexpr bool registers_suffice(int blocks, int some, int each, int others, int each_other) {
+  const int threads = some + others, launched = 65536 / blocks / threads / 8 * 8;
+  return some * each + others * each_other <= launched * threads;
+}
+
 // By all warps of a warpgroup: from here on a thread has this many registers.
 template <int kRegisters>
 __device__ __forceinline__ void registers_down() {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "xgemm/cluster_sums.h"
 #include "xgemm/launch.h"
 #include "xgemm/ptx_hopper.h"
 #include "xgemm/register_split.h"
@@ -15,16 +16,10 @@ inline namespace XGEMM_FLAVOUR {
 constexpr int kShareThreads = 256;  // of a block, that have its results; others split D's rows
 constexpr int kSplitters = 128;
 constexpr int kLong = 128;  // rows of a tile along the longer side of D
-// Shares whose blocks make a cluster and add up what they have themselves; more take a launch more.
-constexpr int64_t kClusterShares = 8;
 
-// What a block has of a tile, in shared memory: its rows are so far apart that a warp stores
-// without bank conflicts.
+// What a block has of a tile.
 template <int BM>
-struct SharedSums {
-  static constexpr int kPitch = kLong + 4;
-  float d[BM][kPitch];
-};
+using NarrowSums = SharedSums<BM, kLong>;
 
 // D is seen with at least as many columns as rows: tiles have BM of its rows, kLong of its columns.
 struct ShareJob {
@@ -54,9 +49,7 @@ struct Shares {
   bool cluster = true;
 };
 inline Shares shares_of(int64_t tiles, int64_t slices) {
-  constexpr int64_t kSms = 132, kBlock = 3, kLaunch = 1, kAdds = 8, kStores = 2;
-  // A cluster is within a group of multiprocessors, few of which have more than so many.
-  constexpr int64_t kOfClusters = 112, kGroups = 8, kOfGroup = 16;
+  constexpr int64_t kBlock = 3, kLaunch = 1, kAdds = 8, kStores = 2;
   Shares best;
   int64_t least = INT64_MAX;
   const auto consider = [&](Shares s, int64_t room, int64_t more) {
@@ -65,9 +58,7 @@ inline Shares shares_of(int64_t tiles, int64_t slices) {
     if (s.count >= 1 && s.count <= slices && cost < least) best = s, least = cost;
   };
   consider({1, true}, kSms, kStores);
-  for (int64_t s = 2; s <= kClusterShares; ++s)
-    consider({s, true}, s <= 2 ? kSms : std::min(kOfClusters, kOfGroup / s * s * kGroups),
-             kAdds / s);
+  for (int64_t s = 2; s <= kClusterShares; ++s) consider({s, true}, cluster_room(s), kAdds / s);
   const auto apart = [&](int64_t s) { consider({s, false}, kSms, kLaunch + s / kAdds); };
   for (int64_t s = 2; s <= kClusterShares; ++s) apart(s);
   for (int64_t s = 2 * kClusterShares; s <= slices / 2 && s <= 256; s *= 2)

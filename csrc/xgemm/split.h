@@ -42,7 +42,7 @@ constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kB
 // A row with few elements that are not low has kSparse for its risk, and suffices with none: what
 // few products lose, 2^-23 of each by fp16x3, is more than a short chain's roundings; in a long one
 // it vanishes among them.
-struct RowScale {
+struct alignas(8) RowScale {
   int16_t exponent;  // t = x * 2^exponent
   int16_t top;  // floor(log2 |largest x|); kNotFinite where there is an infinity or a NaN
   float risk;  // share of low elements + 4 * share of tiny ones; negative if there are tiny ones

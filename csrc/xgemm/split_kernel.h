@@ -2,6 +2,8 @@
 // where a row fits into the registers or the shared memory of those who work on it.
 #pragma once
 
+#include <utility>
+
 #include "xgemm/launch.h"
 #include "xgemm/ptx_hopper.h"
 #include "xgemm/split.h"
@@ -475,6 +477,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   if (plan.b_is_kept) b.grid = 0;
   a.scratch = static_cast<uint32_t*>(plan.scratch);
   b.scratch = a.scratch + (plan.a.rows + 32) * plan.a.matrices * (8 * 2);
+  if (a.along_k && !b.along_k) std::swap(a, b);  // strips take longest: they begin first
   if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to split");
   // What mostly does not happen gets no more blocks than work at a time.
   const int64_t at_once = int64_t{context.device.sm_count} * split_blocks(shape.strip, shape.items);

@@ -2,6 +2,9 @@
 // cannot give.
 #pragma once
 
+#include <bit>
+#include <type_traits>
+
 #include "xgemm/copy.h"
 #include "xgemm/split.h"
 
@@ -22,11 +25,12 @@ struct TileScales {
   float rows[kRows], columns[kColumns];  // 2^-exponent
   uint32_t doubts[kThreads / 32];  // by warp, what is not plain
 
-  // A thread's share of them, on their way: asked for long before they are needed.
+  // A thread's share of them, on their way: asked for long before they are needed, and left as they
+  // come, since whoever takes them apart waits for them.
   static constexpr int kRowsEach = (kRows + kThreads - 1) / kThreads;
   static constexpr int kColumnsEach = (kColumns + kThreads - 1) / kThreads;
   struct Share {
-    RowScale rows[kRowsEach], columns[kColumnsEach];
+    uint64_t rows[kRowsEach], columns[kColumnsEach];
   };
 
   // Of [i, i + kRows) x [j, j + kColumns) of g.
@@ -34,16 +38,16 @@ struct TileScales {
                                                 const RowScale* columns_, int64_t i, int64_t j,
                                                 int thread) {
     Share share;
+    // What does not exist has the last's, and waits for no comparison.
+    const auto of = [](const RowScale* scales, int64_t at, int64_t all) {
+      return *reinterpret_cast<const uint64_t*>(scales + min_of(at, all - 1));
+    };
 #pragma unroll
-    for (int n = 0; n < kRowsEach; ++n) {
-      const int r = thread + n * kThreads;
-      share.rows[n] = r < kRows && i + r < g.m ? rows_[i + r] : RowScale{};
-    }
+    for (int n = 0; n < kRowsEach; ++n)
+      share.rows[n] = of(rows_, i + (thread + n * kThreads) % kRows, g.m);
 #pragma unroll
-    for (int n = 0; n < kColumnsEach; ++n) {
-      const int c = thread + n * kThreads;
-      share.columns[n] = c < kColumns && j + c < g.n ? columns_[j + c] : RowScale{};
-    }
+    for (int n = 0; n < kColumnsEach; ++n)
+      share.columns[n] = of(columns_, j + (thread + n * kThreads) % kColumns, g.n);
     return share;
   }
 
@@ -52,11 +56,12 @@ struct TileScales {
     uint32_t doubt = 0;
 #pragma unroll
     for (int n = 0; n < kRowsEach; ++n)
-      if (const int r = thread + n * kThreads; r < kRows) doubt |= keep(rows[r], share.rows[n]);
+      if (const int r = thread + n * kThreads; r < kRows)
+        doubt |= keep(rows[r], std::bit_cast<RowScale>(share.rows[n]));
 #pragma unroll
     for (int n = 0; n < kColumnsEach; ++n)
       if (const int c = thread + n * kThreads; c < kColumns)
-        doubt |= keep(columns[c], share.columns[n]);
+        doubt |= keep(columns[c], std::bit_cast<RowScale>(share.columns[n]));
     tell(doubt, k, thread);
   }
 
@@ -122,6 +127,13 @@ struct PartsEpilogue {
     const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
     const bool in_pairs = whole && plain && g.d.cs == 1 && g.d.rs % 2 == 0 &&
                           reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
+    // The way of most tiles once more, without a jump: its code is fetched as it is run, and what a
+    // jump leads to is not, at first.
+    if (kStraight && in_pairs && g.act == Act::none) [[likely]] {
+      if (g.beta == 0.f) return store_straight(acc, std::false_type());
+      if (g.c.cs == 1 && g.c.rs % 2 == 0 && reinterpret_cast<uintptr_t>(g.c.data) % 8 == 0)
+        return store_straight(acc, std::true_type());
+    }
     uint32_t missing = 0;
 #pragma unroll
     for (int run = 0; run < kPairs; run += kRun) {
@@ -150,8 +162,28 @@ struct PartsEpilogue {
   // is stored, since the compiler cannot know that D does not lie there. Element e of a run is in
   // row i + e / 2 % 2 * 8, and column j + 8 * run + column_of(e).
   static constexpr int kRun = kPairs < 8 ? kPairs : 8;
+  static constexpr bool kStraight = kPairs >= 8;  // else a thread has several of these
   static constexpr uint32_t kEvery = ~0u >> (32 - 4 * kRun);
   __device__ static constexpr int column_of(int e) { return e / 4 * 8 + e % 2; }
+
+  template <class WithC>
+  __device__ __forceinline__ void store_straight(const float (&acc)[4 * kPairs], WithC) const {
+#pragma unroll
+    for (int run = 0; run < kPairs; run += kRun) {
+      float x[4 * kRun], c[4 * kRun];
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; e += 2)
+        if constexpr (WithC()) load2(c + e, g.c.ptr(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)));
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
+      unscale_all(x, run);
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e)
+        if constexpr (WithC()) x[e] = g.with_c(x[e], c[e]);
+        else x[e] = g.without_c(x[e]);
+      store_pairs(x, run);
+    }
+  }
 
   // Which elements of a run exist, a bit each.
   __device__ __forceinline__ uint32_t existing(int run) const {

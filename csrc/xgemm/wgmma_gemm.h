@@ -222,8 +222,11 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   const uint32_t cluster = blockIdx.x / kCluster;
   Piece piece;
   RingPlace<kBuffers> at;
+  constexpr int kMathRegisters = 232, kFetchRegisters = 40;  // where they are not enough for all
+  static_assert(kMath == 1 || registers_suffice(1, kMath * kWarpgroup, kMathRegisters, kWarpgroup,
+                                                kFetchRegisters));
   if (group == kMath) {
-    if constexpr (kMath > 1) registers_down<40>();
+    if constexpr (kMath > 1) registers_down<kFetchRegisters>();
     if (threadIdx.x == kMath * kWarpgroup) {
       for (uint32_t step = 0; job.relay.piece(cluster, step, piece); ++step) {
         const uint32_t z = piece.tile / tiles;
@@ -238,7 +241,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
       }
     }
   } else {
-    if constexpr (kMath > 1) registers_up<232>();
+    if constexpr (kMath > 1) registers_up<kMathRegisters>();
     float sum[64], main[64], rest[64];
     const auto release = [&](int stage) {
       const unsigned thread = threadIdx.x % kWarpgroup;

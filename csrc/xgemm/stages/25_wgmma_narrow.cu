@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kShareThreads + kSplitters, 1) kernel(const Sh
     if constexpr (kFinish == kHere) {
       store_sums<BM>(ring.sums(), g, origin(), sum, strange);
     } else if constexpr (kFinish == kInCluster) {
-      leave_sums<BM, SharedSums<BM>::kPitch>(ring.sums().d[0], sum);
+      leave_sums<BM, NarrowSums<BM>::kPitch>(ring.sums().d[0], sum);
       if (threadIdx.x == 0) ring.told = bits_to_float(strange);
       cluster_sync();  // all of the cluster have left theirs
       finish_in_cluster<BM>(ring.sums(), &ring.told, g, origin(), static_cast<int>(share),

@@ -1,10 +1,12 @@
 // Few tiles leave a GPU idle: K is cut into shares, each a chain of its own in a block of its own,
-// and a second launch adds the chains up in order. Where K is cut depends on the problem alone.
+// and the blocks of a cluster, or a second launch, add the chains up in order. Where K is cut
+// depends on the problem alone.
 
 #include <iterator>
 #include <utility>
 
 #include "xgemm/chain_sums.h"
+#include "xgemm/cluster_sums.h"
 #include "xgemm/pipelined.h"
 #include "xgemm/ptx_hopper.h"
 
@@ -21,19 +23,42 @@ constexpr Tile kTiles[] = {
 };
 constexpr int kPipelined = std::size(kTiles) - 1, kInTurn = kPipelined;
 
-template <int kRow, bool kA, bool kB>  // whether A, B transposed are contiguous along k
+// kA, kB: whether A, B transposed are contiguous along k. kHere: the chains of a tile are those of
+// a cluster, which adds them up itself.
+template <int kRow, bool kA, bool kB, bool kHere>
 __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
     kernel(const ChainJob job) {
   constexpr Tile T = kTiles[kRow];
   XGEMM_SHARED_DYNAMIC(ring, Ring<T>);
-  let_next_launch_begin();
-  const Gemm g = job.share(blockIdx.z, blockIdx.y);
-  multiply_pipelined<T, kA, kB>(ring, g, raster<T>(blockIdx.x, g));
+  if constexpr (kHere) {
+    const auto shares = static_cast<unsigned>(job.shares);
+    const Gemm chain = job.share(blockIdx.z, cluster_rank());
+    const Origin o = raster<T>(blockIdx.x / shares, chain);
+    using Sums = SharedSums<T.BM, T.BN>;
+    static_assert(sizeof(Sums) <= sizeof ring);
+    Sums& sums = *reinterpret_cast<Sums*>(&ring);
+    multiply_pipelined<T, kA, kB>(ring, chain, o, [&](const auto& acc, int row, int column) {
+      __syncthreads();  // all are done with the ring
+      leave_fragment<kStrideM, kStrideN>(sums, chain, row, column, acc);
+    });
+    cluster_sync();  // all of the cluster have left theirs
+    const Gemm g = job.g.at(blockIdx.z);
+    add_in_cluster<T.threads()>(sums, static_cast<int>(cluster_rank()), static_cast<int>(shares),
+                                [&](int row, int column, const float (&sum)[4]) {
+                                  store_row4(g, o.i + row, o.j + column, sum);
+                                });
+    cluster_sync();  // nobody reads this block's any more
+  } else {
+    let_next_launch_begin();
+    const Gemm chain = job.share(blockIdx.z, blockIdx.y);
+    multiply_pipelined<T, kA, kB>(ring, chain, raster<T>(blockIdx.x, chain));
+  }
 }
 
+template <int kWidth>
 __global__ void __launch_bounds__(kAddThreads) add(const ChainJob job) {
   wait_for_launch_before();
-  add_chains(job);
+  add_chains<kWidth>(job);
 }
 
 __global__ void __launch_bounds__(kTiles[kInTurn].threads(), kTiles[kInTurn].min_blocks)
@@ -43,30 +68,52 @@ __global__ void __launch_bounds__(kTiles[kInTurn].threads(), kTiles[kInTurn].min
   chains_in_turn(g, o.i + threadIdx.y, o.j + threadIdx.x);
 }
 
+struct Plan : ChainPlan {
+  bool here;
+  // Few rows lie along a tile's shorter side. Clusters take no launch more, but leave some
+  // multiprocessors empty: not where others would have more blocks for it.
+  Plan(const Gemm& g, const Context& context, void* workspace)
+      : ChainPlan{.job =
+                      chain_job(std::min(g.m, g.n) < kTiles[context.row].BN ? rows_first(g) : g)} {
+    const Tile& t = kTiles[context.row];
+    const int64_t shares = job.shares, blocks = tile_count(job.g, t.BM, t.BN) * shares * g.batch;
+    here = shares > 1 && shares <= kClusterShares && may_depend(context.device) &&
+           ceil_div(blocks, cluster_room(shares)) == ceil_div(blocks, kSms);
+    if (!here) bytes = place_chains(job, workspace);
+  }
+};
+
 size_t workspace(const Gemm& g, const Context& context) {
-  return context.row == kInTurn ? 0 : plan_chains(g, nullptr).bytes;
+  return context.row == kInTurn ? 0 : Plan(g, context, nullptr).bytes;
 }
 
 template <int... kRow>
 void run_pipelined(const Gemm& all, const Context& context, std::integer_sequence<int, kRow...>) {
   static_assert(((sizeof(Ring<kTiles[kRow]>) == kTiles[kRow].smem()) && ...));
-  ChainJob job = plan_chains(all, context.workspace).job;
-  job.g.as_one = false;  // nobody looks at how far chains reach
   const Tile& t = kTiles[context.row];
-  const int64_t tiles = tile_count(job.g, t.BM, t.BN);
+  const Plan plan(all, context, context.workspace);
+  ChainJob job = plan.job;
+  job.g.as_one = false;  // nobody looks at how far chains reach
+  const int64_t tiles = tile_count(job.g, t.BM, t.BN) * (plan.here ? job.shares : 1);
   if (tiles > kMaxGridX || job.shares > kMaxGridZ)
     throw std::invalid_argument("split_k: over 2^31 - 1 tiles, or over 65535 shares of k");
   const auto kernel_of_row = by_major(
       [&](auto a, auto b) {
-        constexpr void (*kernels[])(ChainJob) = {kernel<kRow, a(), b()>...};
-        return kernels[context.row];
+        constexpr void (*kernels[][2])(ChainJob) = {
+            {kernel<kRow, a(), b(), false>, kernel<kRow, a(), b(), true>}...};
+        return kernels[context.row][plan.here];
       },
       job.g);
-  launch_chains(kernel_of_row,
-                {.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(job.shares)),
-                 .block = dim3(t.threads()),
-                 .smem = static_cast<size_t>(t.smem())},
-                add, job, context);
+  const auto shares = static_cast<unsigned>(job.shares);
+  const auto make = [&](const ChainJob& chains, unsigned matrices) {
+    launch(kernel_of_row,
+           {.grid = dim3(static_cast<unsigned>(tiles), plan.here ? 1 : shares, matrices),
+            .block = dim3(t.threads()),
+            .smem = static_cast<size_t>(t.smem()),
+            .cluster = plan.here ? shares : 1},
+           context, chains);
+  };
+  launch_chains(make, add<1>, add<4>, job, context);
 }
 
 void run(const Gemm& g, const Context& context) {

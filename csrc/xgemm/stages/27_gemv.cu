@@ -76,18 +76,22 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   if (!job.here) return;
   cluster_sync();  // all chains of the cluster's elements are there
   if (part.i0 < g.m)
-    for (int e = team.thread; e < TM * kColumns; e += team.threads)
-      if (part.j0 + e % kColumns < g.n && part.i0 + e / kColumns < g.m)
-        store_sum(g, part.i0 + e / kColumns, part.j0 + e % kColumns,
-                  team.add(job, [&](int w, int chain, unsigned rank) {
-                    return load_from_block(&shared.sums[w][chain][e], rank);
-                  }));
+    for (int e = team.thread; e < TM * kColumns; e += team.threads) {
+      const int64_t i = part.i0 + e / kColumns, j = part.j0 + e % kColumns;
+      if (i < g.m && j < g.n) {
+        const float sum = team.add(job, [&](int w, int chain, unsigned rank) {
+          return load_from_block(&shared.sums[w][chain][e], rank);
+        });
+        g.store(i, j, result_of(g, i, j, sum));
+      }
+    }
   cluster_sync();  // nobody reads this block's any more
 }
 
+template <int kWidth>
 __global__ void __launch_bounds__(kAddThreads) add(const GemvJob job) {
   wait_for_launch_before();
-  add_chains(job);
+  add_chains<kWidth>(job);
 }
 
 // How a problem is run on a device: row `asked` of the table, but that its rings along k are too
@@ -119,12 +123,15 @@ void run_row(const Plan& plan, const Context& context) {
   const int64_t blocks = ceil_div(plan.groups, T.threads() / 32 / job.warps) * job.blocks;
   if (blocks > kMaxGridX)
     throw std::invalid_argument("gemv: over 2^31 - 1 groups of columns and rows");
-  launch_chains(plan.along_k ? kernel<kRow, true> : kernel<kRow, false>,
-                {.grid = dim3(static_cast<unsigned>(blocks)),
-                 .block = dim3(T.threads()),
-                 .smem = plan.along_k ? sizeof(Shared<kRow, true>) : sizeof(Shared<kRow, false>),
-                 .cluster = job.here ? static_cast<unsigned>(job.blocks) : 1},
-                add, job, context);
+  const auto make = [&](const GemvJob& chains, unsigned matrices) {
+    launch(plan.along_k ? kernel<kRow, true> : kernel<kRow, false>,
+           {.grid = dim3(static_cast<unsigned>(blocks), 1, matrices),
+            .block = dim3(T.threads()),
+            .smem = plan.along_k ? sizeof(Shared<kRow, true>) : sizeof(Shared<kRow, false>),
+            .cluster = job.here ? static_cast<unsigned>(job.blocks) : 1},
+           context, chains);
+  };
+  launch_chains(make, add<1>, add<4>, job, context);
 }
 
 void run(const Gemm& g, const Context& context) {

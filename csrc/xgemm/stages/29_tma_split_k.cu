@@ -1,0 +1,97 @@
+// Few tiles, but large ones: K is cut into the chains of split_k, and a persistent grid makes one
+// after another with warps that only fetch and warps that only multiply.
+
+// arch: sm_90a
+
+#include <iterator>
+#include <utility>
+
+#include "xgemm/chain_sums.h"
+#include "xgemm/specialized.h"
+
+namespace xgemm::XGEMM_FLAVOUR::tma_split_k {
+
+constexpr Tile kTiles[] = {specialized_tile(128, 256, 8, 16, 1, 49.6f),
+                           specialized_tile(64, 128, 8, 8, 2, 46.6f)};
+
+// A unit is a chain of a tile: all tiles of the first, then those of the second.
+struct ChainsJob : FetchJob {
+  static constexpr bool kShared = false;
+  ChainJob chains;
+  uint32_t units = 1;  // of a matrix
+  int each = 1;  // slices of a chain, of the last at most
+
+  __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
+    const uint32_t unit = blockIdx.x + step * gridDim.x;
+    if (unit >= units) return false;
+    const int first = static_cast<int>(unit / tiles) * each;
+    p = {unit, first, first + each < slices ? first + each : slices};
+    return true;
+  }
+  __device__ __forceinline__ uint32_t matrix(uint32_t) const { return blockIdx.z; }
+  __device__ __forceinline__ Gemm result(uint32_t unit) const {
+    return chains.share(blockIdx.z, unit / tiles);
+  }
+};
+
+template <int kRow, bool kA, bool kB>
+__global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kRow].min_blocks)
+    kernel(const __grid_constant__ ChainsJob job) {
+  using Ring = SliceRing<kTiles[kRow], kA, kB>;
+  XGEMM_SHARED_DYNAMIC(ring, Ring);
+  let_next_launch_begin();
+  multiply_pieces<kTiles[kRow], kA, kB>(ring, job);
+}
+
+template <int kWidth>
+__global__ void __launch_bounds__(kAddThreads) add(const ChainJob job) {
+  wait_for_launch_before();
+  add_chains<kWidth>(job);
+}
+
+size_t workspace(const Gemm& g, const Context&) { return plan_chains(g, nullptr).bytes; }
+
+template <int kRow, bool kA, bool kB>
+void launch_row(const Gemm& g, const Context& context) {
+  constexpr Tile T = kTiles[kRow];
+  static_assert(kShareStep % T.BK == 0);
+  ChainJob all = plan_chains(g, context.workspace).job;
+  all.g.as_one = false;  // nobody looks at how far chains reach
+  const int64_t units = tile_count(g, T.BM, T.BN) * all.shares;
+  if (units > kMaxGridX)
+    throw std::invalid_argument("tma_split_k: over 2^31 - 1 chains of tiles in one matrix");
+  const auto make = [&](const ChainJob& chains, unsigned matrices) {
+    ChainsJob job{fetch_job<T>(chains.g), chains, static_cast<uint32_t>(units)};
+    job.each = chains.shares > 1 ? static_cast<int>(g.share / T.BK) : job.slices;
+    launch(kernel<kRow, kA, kB>, fetch_config<T, kA, kB>(units, matrices, context), context, job);
+  };
+  launch_chains(make, add<1>, add<4>, all, context);
+}
+
+template <int... kRow>
+void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, kRow...>) {
+  const auto launches = [&](auto a, auto b) {
+    constexpr void (*rows[])(const Gemm&, const Context&) = {launch_row<kRow, a(), b()>...};
+    return rows[context.row];
+  };
+  by_major(launches, g)(g, context);
+}
+
+void run(const Gemm& g, const Context& context) {
+  run_row(g, context, std::make_integer_sequence<int, std::size(kTiles)>());
+}
+
+static const Register stage(
+    kFlavour,
+    {.name = "tma_split_k",
+     .rung = 29,
+     .idea = "split_k's chains by a persistent grid of warps that only fetch and only multiply",
+     .source = "beyond the seeds",
+     .tiles = {std::begin(kTiles), std::end(kTiles)},
+     .min_sm = 90,
+     .max_sm = 90,
+     .splits = true,
+     .workspace = workspace,
+     .run = run});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::tma_split_k
