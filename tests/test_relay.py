@@ -110,7 +110,11 @@ def test_shallow_products_are_left_whole(stage, row):
 
 # --- chains that go on ----------------------------------------------------------------------------
 
-CHAINS = {s.name: s for s in xgemm_torch.stages() if s.strict and any(t.producers for t in s.tiles)}
+CHAINS = {
+    s.name: s
+    for s in xgemm_torch.stages()
+    if s.strict and not s.splits and any(t.producers for t in s.tiles)
+}
 FEW = 3  # multiprocessors
 DEEP = 620  # K that is worth a relay, for all rows
 
