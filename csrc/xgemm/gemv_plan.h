@@ -107,6 +107,22 @@ struct GemvTeam {
     }
     return sum;
   }
+
+  // Takes the team's elements into D, each by one of its threads: `add` with a load that is told
+  // the element's number, too.
+  template <int kRows, int kColumns, class Load>
+  __device__ __forceinline__ void store(const GemvJob& job, const Gemm& g, const GemvPart& part,
+                                        Load load) const {
+    if (part.i0 < g.m)
+      for (int e = thread; e < kRows * kColumns; e += threads) {
+        const int64_t i = part.i0 + e / kColumns, j = part.j0 + e % kColumns;
+        if (i < g.m && j < g.n) {
+          const float sum = add(
+              job, [&](int warp, int chain, unsigned rank) { return load(warp, chain, rank, e); });
+          g.store(i, j, result_of(g, i, j, sum));
+        }
+      }
+  }
 };
 
 }  // namespace XGEMM_FLAVOUR

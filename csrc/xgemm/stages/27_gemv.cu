@@ -75,16 +75,9 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   }
   if (!job.here) return;
   cluster_sync();  // all chains of the cluster's elements are there
-  if (part.i0 < g.m)
-    for (int e = team.thread; e < TM * kColumns; e += team.threads) {
-      const int64_t i = part.i0 + e / kColumns, j = part.j0 + e % kColumns;
-      if (i < g.m && j < g.n) {
-        const float sum = team.add(job, [&](int w, int chain, unsigned rank) {
-          return load_from_block(&shared.sums[w][chain][e], rank);
-        });
-        g.store(i, j, result_of(g, i, j, sum));
-      }
-    }
+  team.store<TM, kColumns>(job, g, part, [&](int w, int chain, unsigned rank, int e) {
+    return load_from_block(&shared.sums[w][chain][e], rank);
+  });
   cluster_sync();  // nobody reads this block's any more
 }
 
@@ -123,13 +116,12 @@ void run_row(const Plan& plan, const Context& context) {
   const int64_t blocks = ceil_div(plan.groups, T.threads() / 32 / job.warps) * job.blocks;
   if (blocks > kMaxGridX)
     throw std::invalid_argument("gemv: over 2^31 - 1 groups of columns and rows");
+  const size_t smem = plan.along_k ? sizeof(Shared<kRow, true>) : sizeof(Shared<kRow, false>);
+  LaunchConfig config{.block = dim3(T.threads()), .smem = smem};
+  if (job.here) config.cluster = static_cast<unsigned>(job.blocks);
   const auto make = [&](const GemvJob& chains, unsigned matrices) {
-    launch(plan.along_k ? kernel<kRow, true> : kernel<kRow, false>,
-           {.grid = dim3(static_cast<unsigned>(blocks), 1, matrices),
-            .block = dim3(T.threads()),
-            .smem = plan.along_k ? sizeof(Shared<kRow, true>) : sizeof(Shared<kRow, false>),
-            .cluster = job.here ? static_cast<unsigned>(job.blocks) : 1},
-           context, chains);
+    config.grid = dim3(static_cast<unsigned>(blocks), 1, matrices);
+    launch(plan.along_k ? kernel<kRow, true> : kernel<kRow, false>, config, context, chains);
   };
   launch_chains(make, add<1>, add<4>, job, context);
 }
