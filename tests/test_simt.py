@@ -386,8 +386,9 @@ def test_every_site_is_needed(site, layout, order):
         with simt.configure(skip=site, order=order, row=row, share=share_of(stage)):
             with pytest.raises(RuntimeError, match=CAUGHT) as error:
                 xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
-        # What is read of another block is read in a header.
-        assert re.search(rf"{file}|cluster_sums\.h", str(error.value))
+        # split_k's blocks read each other's shared memory in a header.
+        header = stage.name == "split_k" and "cluster_sums.h:" in str(error.value)
+        assert file in str(error.value) or header
 
 
 def share_of(stage: xgemm_torch.Stage) -> int:

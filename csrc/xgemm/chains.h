@@ -18,7 +18,7 @@ constexpr int64_t kShareStep = 32;
 // answers take 2.5% longer than the best cut of those measured (benchmarks/chain_shares.py,
 // 2026-11-22).
 inline int64_t chain_share(int64_t m, int64_t n, int64_t k, int64_t batch) {
-  constexpr int64_t kSms = 132, kLong = 64, kLeastK = 640, kLeastShare = 64, kMostAnSm = 18;
+  constexpr int64_t kLong = 64, kLeastK = 640, kLeastShare = 64, kMostAnSm = 18;
   // Up to so many rows: a tile's rows, how many tiles an SM works on at a time, what all of them
   // take for each k; and how much longer than by that it takes without a cut, in hundredths: less
   // where the stages that then run are quicker, more where they are far from it.

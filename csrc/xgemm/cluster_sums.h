@@ -6,6 +6,7 @@
 
 #include "xgemm/copy.h"
 #include "xgemm/ptx_hopper.h"
+#include "xgemm/schedule.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
@@ -13,9 +14,8 @@ inline namespace XGEMM_FLAVOUR {
 // Blocks that any GPU with clusters lets be one.
 constexpr int64_t kClusterShares = 8;
 
-// Multiprocessors of a large GPU (an H200), and those of them that have blocks at a time, one each,
-// where so many blocks make a cluster: it is within a group, few of which have more than 16.
-constexpr int64_t kSms = 132;
+// Multiprocessors that have blocks at a time, one each, where so many blocks make a cluster: it is
+// within a group, few of which have more than 16.
 constexpr int64_t cluster_room(int64_t blocks) {
   constexpr int64_t kOfClusters = 112, kGroups = 8, kOfGroup = 16;
   return blocks <= 2 ? kSms : std::min(kOfClusters, kOfGroup / blocks * blocks * kGroups);

@@ -10,6 +10,10 @@
 
 namespace xgemm {
 
+// Multiprocessors of the GPU that K is shared out for, an H200, whatever runs it: bits rest on some
+// of these shares.
+constexpr int64_t kSms = 132;
+
 // First element of a block's tile of D.
 struct Origin {
   int64_t i, j;

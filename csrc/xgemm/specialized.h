@@ -2,6 +2,9 @@
 // one after another, while the slices of the next are on their way.
 #pragma once
 
+#include <iterator>
+#include <type_traits>
+
 #include "xgemm/fetch.h"
 #include "xgemm/fragment.h"
 #include "xgemm/pipelined.h"
@@ -18,6 +21,10 @@ constexpr Tile specialized_tile(int BM, int BN, int TM, int TN, int min_blocks, 
   t.producers = kProducers;
   return t;
 }
+
+// Of every stage with this loop.
+constexpr Tile kSpecializedTiles[] = {specialized_tile(128, 256, 8, 16, 1, 49.6f),
+                                      specialized_tile(64, 128, 8, 8, 2, 46.6f)};
 
 // The main loop unrolls so many products along k: less than 20 KB of code.
 constexpr int kSpecializedBody = 8;
@@ -97,6 +104,15 @@ __device__ __forceinline__ void multiply_pieces(SliceRing<T, kA, kB>& ring, cons
     const Gemm g = job.result(tile);
     store_fragment<kStrideM, kStrideN>(g, o.i + ty, o.j + tx, acc);
   }
+}
+
+// launch(row, kA, kB), as constants, for the row of kSpecializedTiles that the context names.
+template <class Launch>
+void launch_specialized(const Launch& launch, const Gemm& g, const Context& context) {
+  static_assert(std::size(kSpecializedTiles) == 2);
+  const auto of_row = [&](auto row) { by_major([&](auto a, auto b) { launch(row, a, b); }, g); };
+  if (context.row == 0) of_row(std::integral_constant<int, 0>());
+  else of_row(std::integral_constant<int, 1>());
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -4,15 +4,11 @@
 // arch: sm_90a
 
 #include <iterator>
-#include <utility>
 
 #include "xgemm/chain_sums.h"
 #include "xgemm/specialized.h"
 
 namespace xgemm::XGEMM_FLAVOUR::tma_split_k {
-
-constexpr Tile kTiles[] = {specialized_tile(128, 256, 8, 16, 1, 49.6f),
-                           specialized_tile(64, 128, 8, 8, 2, 46.6f)};
 
 // A unit is a chain of a tile: all tiles of the first, then those of the second.
 struct ChainsJob : FetchJob {
@@ -35,12 +31,13 @@ struct ChainsJob : FetchJob {
 };
 
 template <int kRow, bool kA, bool kB>
-__global__ void __launch_bounds__(kTiles[kRow].threads() + kProducers, kTiles[kRow].min_blocks)
+__global__ void __launch_bounds__(kSpecializedTiles[kRow].threads() + kProducers,
+                                  kSpecializedTiles[kRow].min_blocks)
     kernel(const __grid_constant__ ChainsJob job) {
-  using Ring = SliceRing<kTiles[kRow], kA, kB>;
+  using Ring = SliceRing<kSpecializedTiles[kRow], kA, kB>;
   XGEMM_SHARED_DYNAMIC(ring, Ring);
   let_next_launch_begin();
-  multiply_pieces<kTiles[kRow], kA, kB>(ring, job);
+  multiply_pieces<kSpecializedTiles[kRow], kA, kB>(ring, job);
 }
 
 template <int kWidth>
@@ -53,7 +50,7 @@ size_t workspace(const Gemm& g, const Context&) { return plan_chains(g, nullptr)
 
 template <int kRow, bool kA, bool kB>
 void launch_row(const Gemm& g, const Context& context) {
-  constexpr Tile T = kTiles[kRow];
+  constexpr Tile T = kSpecializedTiles[kRow];
   static_assert(kShareStep % T.BK == 0);
   ChainJob all = plan_chains(g, context.workspace).job;
   all.g.as_one = false;  // nobody looks at how far chains reach
@@ -68,17 +65,9 @@ void launch_row(const Gemm& g, const Context& context) {
   launch_chains(make, add<1>, add<4>, all, context);
 }
 
-template <int... kRow>
-void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, kRow...>) {
-  const auto launches = [&](auto a, auto b) {
-    constexpr void (*rows[])(const Gemm&, const Context&) = {launch_row<kRow, a(), b()>...};
-    return rows[context.row];
-  };
-  by_major(launches, g)(g, context);
-}
-
 void run(const Gemm& g, const Context& context) {
-  run_row(g, context, std::make_integer_sequence<int, std::size(kTiles)>());
+  launch_specialized([&](auto row, auto a, auto b) { launch_row<row(), a(), b()>(g, context); }, g,
+                     context);
 }
 
 static const Register stage(
@@ -87,7 +76,7 @@ static const Register stage(
      .rung = 29,
      .idea = "split_k's chains by a persistent grid of warps that only fetch and only multiply",
      .source = "beyond the seeds",
-     .tiles = {std::begin(kTiles), std::end(kTiles)},
+     .tiles = {std::begin(kSpecializedTiles), std::end(kSpecializedTiles)},
      .min_sm = 90,
      .max_sm = 90,
      .splits = true,
