@@ -53,17 +53,26 @@ def test_any_size_has_a_length(seed):
     assert xgemm_torch.chain_share(2**40, 2**40, 2**62) == 0
 
 
+@pytest.mark.parametrize("share", [1, 40, 50])
+def test_a_share_holds_whole_slices(share):
+    with (
+        pytest.raises(ValueError, match=f"a multiple of 32, got {share}"),
+        simt.configure(share=share),
+    ):
+        pass
+
+
 def test_sizes_must_not_be_negative():
     with pytest.raises(ValueError, match="sizes must not be negative"):
         xgemm_torch.chain_share(1, -2, 3)
     with (
-        pytest.raises(ValueError, match="share must be -1 or more, got -2"),
+        pytest.raises(ValueError, match="share must be -1, 0 or a multiple of 32, got -2"),
         simt.configure(share=-2),
     ):
         pass
 
 
-@pytest.mark.parametrize("share", [1, 32, 50, 99, 100, 1000])
+@pytest.mark.parametrize("share", [32, 64, 96, 128, 1024])
 def test_the_cpu_adds_chains_in_order(share):
     """Against one chain for each cut, added one by one."""
     a, b, c = problems.wide(5, 100), problems.wide(100, 70), problems.wide(5, 70)

@@ -392,6 +392,26 @@ def test_a_row_has_no_say_in_another(stage, row, device):
 # ------------------------------------------------------------------------------ a GPU
 
 
+def test_parts_beyond_64_bits_are_no_memory():
+    """2^31 rows of 2^31 elements that all are one: their parts would take 2^64 bytes."""
+    weight = torch.ones(1).expand(2**31, 2**31)
+    with pytest.raises(RuntimeError, match=r"take 18446744073709550592 bytes, and cpu has no memory"):
+        xgemm_torch.prepack(weight, kernel="mma_fp16x3")
+
+
+@pytest.mark.parametrize(
+    "kernel, k, why",
+    [("wgmma_narrow", 2**20 + 1, r"K up to 2\^20")]
+    + [(name, 2**32, r"fewer than 2\^32") for name in STAGES if "x" in name],
+)
+def test_a_k_that_is_too_deep_is_refused(kernel, k, why):
+    a, b = torch.ones(1).expand(1, k), torch.ones(1).expand(k, 1)
+    with pytest.raises(ValueError, match=f"{kernel}: .*{why}"):
+        xgemm_torch.sgemm(a, b, kernel=kernel)
+    for sizes in ((64, 64, k), (1, 1, k), (300, 200, k)):
+        assert xgemm_torch.explain(*sizes).kernel != kernel
+
+
 @pytest.mark.gpu
 @on_every_distribution
 @pytest.mark.parametrize("k", [128, 1000, 4096, 65536])

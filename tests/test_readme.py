@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import cache
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
 
 import xgemm_torch
+from xgemm_torch.contenders import keeps, rows_of
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+import shapes  # noqa: E402
+
+PROBLEMS = {p.label: p for p in shapes.suite()}
 README = (ROOT / "README.md").read_text()
 STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
 
@@ -77,3 +84,60 @@ def test_speeds_by_size():
         shares = [record()[s, layout]["wgmma_fp16x3"]["share"] for s in (1024, 2048, 4096, 8192)]
         x = [f"{share:.2f}x" for share in shares]
         assert f"{start} {x[0]}, {x[1]}, {x[2]} and {x[3]}" in " ".join(README.split())
+
+
+def fastest(label: str, strict: bool) -> tuple[float, float]:
+    """Microseconds of the fastest row that may be taken for a precision, and times cuBLAS."""
+    found = select_record()[label]
+    rows = [row for row in rows_of(xgemm_torch.stages()) if row.key in found["us"]]
+    least = min(found["us"][r.key] for r in rows if keeps(r, PROBLEMS[label], strict=strict))
+    return least, found["torch_mm_us"] / least
+
+
+@cache
+def select_record() -> dict[str, dict[str, Any]]:
+    """What the table of few rows, and what is said of ``auto``, is of."""
+    (name,) = set(re.findall(r"`([\w-]*-select\.json)`", README))
+    return json.loads((ROOT / "benchmarks/results/h200" / name).read_text())["problems"]
+
+
+def test_few_rows():
+    rows = re.findall(r"^\| (\d+) to (\d+) \| (\d+) \| (.*) \|$", README, re.MULTILINE)
+    assert len(rows) == 12
+    for inside, outside, count, cells in rows:
+        want = []
+        for strict in (True, False):
+            for product in ("forward", "grad_x", "grad_w"):
+                label = f"linear {inside}-{outside} rows {count} {product}"
+                us, ratio = fastest(label, strict)
+                want.append(f"{us:.3g} ({ratio:.2f}x)" if us < 100 else f"{us:.0f} ({ratio:.2f}x)")
+        assert cells.split(" | ") == want
+
+
+def test_what_auto_comes_to():
+    text = " ".join(README.split())
+    for strict, mean, behind in (
+        (False, r"stands at ([\d.]+) times", r"in (\d+) of the 254"),
+        (True, r"at ([\d.]+) times with `\"ieee\"`", r"in (\d+) of them"),
+    ):
+        ratios = [fastest(label, strict)[1] for label in select_record()]
+        assert len(ratios) == 254
+        assert re.search(mean, text)[1] == f"{geometric_mean(ratios):.2f}"
+        assert re.search(behind, text)[1] == str(sum(ratio < 0.98 for ratio in ratios))
+
+
+def test_a_training_step():
+    runs = {}
+    for name in set(re.findall(r"`([\w-]*-gpt2-[\w-]*\.json)`", README)):
+        summary = json.loads((ROOT / "benchmarks/results/h200" / name).read_text())
+        runs["tf32" in name] = summary
+    assert len(runs) == 2
+    text = " ".join(README.split())
+    said = re.search(
+        r"takes (\d+) ms with stock layers and (\d+) ms converted, .* differ by ([\d.e-]+) at most"
+        r".* it takes (\d+) ms, and losses differ by ([\d.e-]+)\.", text
+    )  # fmt: skip
+    ms = runs[False]["interleaved_ms"]
+    want = [f"{ms['stock']:.0f}", f"{ms['converted']:.0f}", said[3], said[4], said[5]]
+    assert list(said.groups()) == want
+    assert float(said[3]) == pytest.approx(runs[False]["difference"]["largest"], rel=0.05)

@@ -81,7 +81,7 @@ def training(summary: dict[str, Any], path: Path) -> None:
     _step_times(figure.add_subplot(grid[0, 1]), summary)
     _shares(figure.add_subplot(grid[1, 1]), runs)
     figure.text(
-        0.07, 0.955, f"Training a {config['size']} GPT twice from one seed: FP32, "
+        0.07, 0.955, f"Training a GPT ({config['size']}) twice from one seed: FP32, "
         f"{summary['environment']['device']}",
         fontsize=13, color=INK, fontweight="bold", va="center",
     )  # fmt: skip

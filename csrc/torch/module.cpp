@@ -192,8 +192,9 @@ std::string configure(const std::string& order, unsigned long long seed, const s
                                 order + "'");
   if (sm_count < 1)
     throw std::invalid_argument("simt: sm_count must be positive, got " + std::to_string(sm_count));
-  if (share < -1)
-    throw std::invalid_argument("simt: share must be -1 or more, got " + std::to_string(share));
+  if (share < -1 || share % kShareStep > 0)  // slices of all stages with several chains fit in it
+    throw std::invalid_argument("simt: share must be -1, 0 or a multiple of " +
+                                std::to_string(kShareStep) + ", got " + std::to_string(share));
   simt::configure(s);
   return std::string("{\"order\":") + quoted(name(before.order)) +
          ",\"seed\":" + std::to_string(before.seed) + ",\"skip\":" + quoted(before.skip) +
@@ -262,8 +263,10 @@ PyObject* py_explain(PyObject*, PyObject* args) {
                         &bcs, &b16, &sm, &sms, &strict, &workspace, &a_bs, &b_bs, &gpu))
     return nullptr;
   return text([&] {
-    if (m < 0 || n < 0 || k < 0 || batch < 0 || sms < 1)
+    if (m < 0 || n < 0 || k < 0 || batch < 0)
       throw std::invalid_argument("explain: sizes must not be negative");
+    if (sm < 0 || sms < 1)
+      throw std::invalid_argument("explain: a GPU has a compute capability and multiprocessors");
     Gemm g;
     g.m = m, g.n = n, g.k = k, g.batch = batch;
     // Only strides and alignment are looked at: any address of the right alignment stands for the

@@ -202,8 +202,11 @@ const Stage* named(const std::string& op, const std::string& kernel, Flavour fla
   if (const Stage* s = find_stage(flavour, name)) return s;
   if (find_stage(Flavour::host, name))
     throw std::runtime_error(
-        op + ": this build of xgemm_torch has no CUDA kernels, so " + name +
-        " runs on CPU tensors only; rebuild where nvcc is found (python -m xgemm_torch info)");
+        op + ": this build of xgemm_torch has no CUDA kernels" +
+        (stages(Flavour::cuda).empty()
+             ? ", so " + name + " runs on CPU tensors only; rebuild where nvcc is found"
+             : " of " + name + "; rebuild for this GPU") +
+        " (python -m xgemm_torch info)");
   std::string names = "auto";
   for (const Stage& s : stages(Flavour::host)) names += ", " + s.name;
   bad(op, "no kernel named '", name, "'; there are: ", names);
@@ -307,8 +310,10 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
   const bool strict = x.precision == "ieee";
   if (!strict) run_blas(g, x, out);
   if (!strict && g.act == Act::none) return;
-  const int64_t work = std::max<int64_t>(1, 2 * g.n * (strict ? g.k : 1));
-  torch::stable::parallel_for(0, g.batch * g.m, std::max<int64_t>(1, 32768 / work),
+  // Of a row. With strides of 0, sizes may be such that their product is no number.
+  const double work = 2. * static_cast<double>(g.n) * static_cast<double>(strict ? g.k : 1);
+  torch::stable::parallel_for(0, g.batch * g.m,
+                              work < 32768. ? static_cast<int64_t>(32768. / work) : 1,
                               [&](int64_t first, int64_t last) {
                                 if (strict) return chain(g, first, last);
                                 for (int64_t row = first; row < last; ++row) {
@@ -322,6 +327,7 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
 // Uninitialised bytes from torch's allocator, on the device of `like`; none where it has not so
 // many.
 std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes) {
+  if (bytes > static_cast<size_t>(INT64_MAX)) return std::nullopt;
   const auto size = static_cast<int64_t>(bytes), stride = int64_t{1};
   int32_t device = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
@@ -386,7 +392,8 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   std::optional<Tensor> workspace;  // kept until the launches are enqueued
   const auto prepare = [&] {
     if (!pick.stage)
-      bad(op, "no stage of this build runs on compute capability ", context.device.sm);
+      bad(op, "no stage of this build takes this problem on compute capability ",
+          context.device.sm);
     context.row = pick.row;
     context.packed_b = packed_b(op, *pick.stage, g, x);
     return allocate(*pick.stage, g, x.a, context, workspace);

@@ -11,6 +11,8 @@
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
 #include <stdexcept>
 
 // A shared-memory array of a block: XGEMM_SHARED(As, float[BM][BK]);
@@ -122,23 +124,28 @@ void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& con
 #endif
 }
 
-// How many clusters of such a launch run at a time on a GPU: not all of its multiprocessors need
-// have a partner. The first GPU's answer stands for others, as far as they have so many
-// multiprocessors.
+// How many clusters of such a launch run at a time on the current GPU: not all of its
+// multiprocessors need have a partner. A GPU is asked once; the host flavour has room for all.
 template <auto kKernel>
 int clusters_at_a_time(const LaunchConfig& config, const Device& device) {
+  int clusters = INT_MAX;
 #ifdef __CUDACC__
-  static const int of_first = [&] {
+  static std::mutex mutex;
+  static std::map<int, int> known;  // by the GPU's index
+  int index = 0;
+  simt::check(cudaGetDevice(&index), "device");
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find(index);
+  if (found == known.end()) {
     allow_shared_memory(reinterpret_cast<const void*>(kKernel), config.smem);
     LaunchAttributes attributes(config, nullptr);
-    int clusters = 0;
     simt::check(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &attributes.config), "clusters");
-    return clusters;
-  }();
-#else
-  constexpr int of_first = INT_MAX;
+    known[index] = clusters;
+  } else {
+    clusters = found->second;
+  }
 #endif
-  return std::clamp(of_first, 1, std::max(1, device.sm_count / static_cast<int>(config.cluster)));
+  return std::clamp(clusters, 1, std::max(1, device.sm_count / static_cast<int>(config.cluster)));
 }
 
 }  // namespace XGEMM_FLAVOUR

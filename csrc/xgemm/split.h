@@ -9,6 +9,7 @@
 #pragma once
 
 #include <bit>
+#include <cstdint>
 
 #include "xgemm/half.h"
 #include "xgemm/schedule.h"
@@ -73,6 +74,11 @@ XGEMM_HD bool parts_suffice(const RowScale& a, const RowScale& b, int depth) {
   return (a.risk >= 0.f && b.risk >= 0.f) || fabsf(a.risk) + fabsf(b.risk) <= 1.f;
 }
 
+// Why elements of a row could not be counted in 32 bits, or null.
+inline const char* too_deep_to_count(const Gemm& g) {
+  return g.k > int64_t{UINT32_MAX} ? "splits rows of fewer than 2^32 elements of K" : nullptr;
+}
+
 // What the split finds of all rows together, for a choice of scheme: the largest risks of A and B
 // as bits, and whether there are tiny elements. Risks below kUntold are not told: ordinary rows
 // have them, and would all wait for one address.
@@ -104,6 +110,14 @@ struct Parts {
   XGEMM_HD int64_t row_bytes(int parts) const { return blocks * kSplitK * 2 * parts; }
 };
 
+// More than any memory: what sizes beyond 64 bits come to. Operands with strides of 0 need no
+// memory themselves, but all of their elements have parts.
+constexpr size_t kNoSuchMemory = SIZE_MAX / 1024 * 1024;
+inline size_t times(size_t a, size_t b) {
+  size_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? kNoSuchMemory : product;
+}
+
 // What lies one after another in memory from `start`, so far so many bytes.
 struct Layout {
   void* start;
@@ -111,7 +125,8 @@ struct Layout {
 
   void* place(size_t size) {
     void* at = static_cast<char*>(start) + bytes;
-    bytes += (size + 1023) / 1024 * 1024;
+    const bool far = size > kNoSuchMemory - 1023 || bytes > kNoSuchMemory - (size + 1023);
+    bytes = far ? kNoSuchMemory : bytes + (size + 1023) / 1024 * 1024;
     return at;
   }
   // Room for so many parts of each of rows * matrices * k elements.
@@ -120,9 +135,9 @@ struct Layout {
     p.rows = rows;
     p.matrices = matrices;
     p.blocks = k > kSplitK ? ceil_div(k, kSplitK) : 1;
-    const auto all = static_cast<size_t>(p.rows * p.matrices);
-    p.data = place(all * static_cast<size_t>(p.row_bytes(parts)));
-    p.scales = static_cast<RowScale*>(place(all * sizeof(RowScale)));
+    const size_t all = times(static_cast<size_t>(rows), static_cast<size_t>(matrices));
+    p.data = place(times(all, static_cast<size_t>(p.row_bytes(parts))));
+    p.scales = static_cast<RowScale*>(place(times(all, sizeof(RowScale))));
     return p;
   }
 };

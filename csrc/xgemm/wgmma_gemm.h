@@ -352,10 +352,10 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
 }
 
 // Coordinates of TMA are 32-bit numbers.
-inline const char* too_many_rows(const Gemm& g) {
+inline const char* too_large(const Gemm& g) {
   const int64_t most = INT32_MAX - 1024;
   return g.m * g.batch > most || g.n * g.batch > most ? "has over 2^31 rows or columns in all"
-                                                      : nullptr;
+                                                      : too_deep_to_count(g);
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -103,6 +103,7 @@ static const Register stage(
                .min_sm = 80,
                .strict = false,
                .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
+               .refuse = too_deep_to_count,
                .workspace = workspace,
                .packed_bytes = packed_bytes,
                .pack = pack<kCluster>,

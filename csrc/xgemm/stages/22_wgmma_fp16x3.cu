@@ -94,7 +94,7 @@ static const Register stage(
      .max_sm = 90,
      .strict = false,
      .scheme = scheme,
-     .refuse = too_many_rows,
+     .refuse = too_large,
      .workspace = workspace,
      .packed_bytes = packed_bytes,
      .pack = pack<kCluster>,

@@ -44,7 +44,7 @@ static const Register stage(
                .max_sm = 90,
                .strict = false,
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-               .refuse = too_many_rows,
+               .refuse = too_large,
                .workspace = workspace,
                .run = run});
 
