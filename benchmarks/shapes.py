@@ -14,8 +14,8 @@ SQUARES = (
     128, 256, 384, 512, 640, 768, 1000, 1023, 1024,
     1536, 2048, 3072, 4095, 4096, 6144, 8192, 16384,
 )  # fmt: skip
-# (in_features, out_features): GPT-2 124M's layers, a head of width 1024 (GPT-2 medium's), then layers
-# of 8B to 70B models.
+# (in_features, out_features): GPT-2 124M's layers, a head of width 1024 (GPT-2 medium's), then
+# layers of 8B to 70B models.
 LAYERS = (
     (768, 2304), (768, 768), (768, 3072), (3072, 768), (1024, 50257), (4096, 4096),
     (4096, 11008), (4096, 14336), (14336, 4096), (8192, 28672),
