@@ -1,28 +1,39 @@
 """What the pages of docs/ladder say beyond what the code tells of itself.
 
-Numbers do not belong here: the pages take them from the code and from measurements.
+Figures do not belong here: the pages take them from the code and from measurements. Where a lesson
+needs one, it names it: `{coalesced@4096}` is a stage's TFLOP/s at a size, NN; `{coalesced.sectors}`
+what `counts` has of it, `{coalesced.registers}` and `{coalesced.occupancy}` what the compiler made
+of its first kernel.
 """
 
 from __future__ import annotations
 
-# The rung that a stage is best read against, where that is not the one below it.
+# The rung that a stage is best read against, where that is not the one below it, and why.
 PREDECESSOR = {
-    "naive": None,
-    "smem_tiled": "coalesced",
-    "smem_conflicted": "smem_tiled",
-    "block_tile_1d": "smem_tiled",
-    "vec4_64x64": "micro_4x1_vec4",
-    "vec4_128x128": "block_tile_2d",
-    "mma_fp16x3": "cp_async_pipelined",
-    "few_rows": "coalesced",
-    "wgmma_narrow": "wgmma_bf16x6",
-    "split_k": "cp_async_pipelined",
-    "gemv": "few_rows",
-    "outer": "block_tile_1d",
-    "tma_split_k": "tma_specialized",
+    "naive": (None, ""),
+    "smem_tiled": (
+        "coalesced",
+        "both have one result a thread, and shared memory is all that is new",
+    ),
+    "block_tile_1d": (
+        "smem_tiled",
+        "it follows it in its sources; rungs 6 to 10 are of another ladder",
+    ),
+    "vec4_64x64": (
+        "micro_4x1_vec4",
+        "it follows it in its source; rungs 11 to 13 are of other ladders",
+    ),
+    "vec4_128x128": ("block_tile_2d", "both compute 128 x 128 by 8 x 8 a thread; vectors are new"),
+    "mma_fp16x3": ("cp_async_pipelined", "it has the same ring of slices, of other elements"),
+    "few_rows": ("coalesced", "both read global memory without shared memory between"),
+    "wgmma_narrow": ("wgmma_bf16x6", "both multiply three bf16 parts by wgmma"),
+    "split_k": ("cp_async_pipelined", "the main loop is the same"),
+    "gemv": ("few_rows", "both are for few rows"),
+    "outer": ("block_tile_1d", "both keep an element of B in a register for a column of results"),
+    "tma_split_k": ("tma_specialized", "the main loop is the same"),
 }
 
-# Headers that hold a stage's kernel, and belong to its code.
+# Headers that belong to a stage's code; the first has the main loop.
 HEADERS = {
     "cp_async_pipelined": ("pipelined.h",),
     "tma_specialized": ("specialized.h", "fetch.h", "ring.h", "chain_relay.h"),
@@ -36,22 +47,190 @@ HEADERS = {
     "tma_split_k": ("specialized.h", "fetch.h", "chain_sums.h"),
 }
 
+# The function to read first, where a page's diff is too long to find it in, and its file: mostly
+# the main loop.
+CORES = {
+    "cp_async_pipelined": ("pipelined.h", "multiply_pipelined"),
+    "tma_specialized": ("specialized.h", "multiply_pieces"),
+    "mma_fp16x3": ("mma_gemm.h", "multiply_parts"),
+    "wgmma_fp16x3": ("wgmma_gemm.h", "wgmma_kernel"),
+    "few_rows": ("few_rows.h", "few_along_n"),
+    "wgmma_narrow": ("narrow_gemm.h", "multiply_share"),
+    "split_k": ("26_split_k.cu", "kernel"),
+    "gemv": ("gemv.h", "add"),
+    "outer": ("28_outer.cu", "kernel"),
+    "tma_split_k": ("29_tma_split_k.cu", "piece"),
+}
+
+# What the template arguments of the kernels say.
+ARGUMENTS = {
+    "kRow": "the row of the tile table, from 0",
+    "kA": "whether A is walked along k",
+    "kB": "whether B transposed is",
+    "kShared": "whether tiles are shared out along K",
+    "kHere": "whether the chains of a tile meet in a cluster, which adds them up",
+    "kAlongK": "whether lanes walk k",
+    "kFinish": "who adds up a tile's sums: 0 the block that has all of K, 1 the blocks of a "
+    "cluster, 2 another launch",
+    "kDepth": "how many k are in registers at a time",
+    "kWide": "whether D is stored in vectors",
+    "kType": "the parts' type",
+    "BM": "rows of a block's tile",
+    "kCluster": "blocks of a cluster",
+    "kBuffers": "stages of the ring",
+}
+
+# Registers of a thread that fetches (or splits), and of one that multiplies, after they have been
+# dealt out anew, by row of the tile table; None where they are not.
+REGISTERS: dict[str, tuple[tuple[int, int] | None, ...]] = {
+    "tma_specialized": ((88, 208), (80, 176)),
+    "wgmma_fp16x3": ((40, 232), (40, 232), None),
+    "wgmma_bf16x6": ((40, 232), (40, 232), None),
+    "wgmma_narrow": ((88, 208), (88, 208), (88, 208), (88, 208)),
+    "tma_split_k": ((88, 208), (80, 176)),
+}
+
+# Where a stage that is in none of the published ladders has its technique from.
+ORIGINS = {
+    "cp_async_pipelined": "This project, after what CUTLASS does on sm_80 and later: a main loop "
+    "of several stages of `cp.async`.",
+    "tma_specialized": "This project. Warps that only fetch and persistent blocks are also in "
+    "CUTLASS's kernels for sm_90; tiles that are shared out along K are the idea of Stream-K "
+    "(Osama et al., [arXiv:2301.03598](https://arxiv.org/abs/2301.03598)), here without changing "
+    "a chain.",
+    "mma_fp16x3": "This project. Two fp16 parts and sums that leave the tensor cores early are "
+    "Ootomo's and Yokota's ([arXiv:2203.03341](https://arxiv.org/abs/2203.03341)).",
+    "wgmma_fp16x3": "This project, with rung 21's parts and sums.",
+    "wgmma_bf16x6": "This project. Three bf16 parts are from Henry, Tang and Heinecke "
+    "([arXiv:1904.06376](https://arxiv.org/abs/1904.06376)).",
+    "few_rows": "This project.",
+    "wgmma_narrow": "This project.",
+    "split_k": "This project. To cut K is an old technique; that the cut depends on the problem "
+    "alone, so that bits do not change, is this stage's.",
+    "gemv": "This project.",
+    "outer": "This project.",
+    "tma_split_k": "This project: rungs 20 and 26 together.",
+}
+
+# Words of the code: what, its header, what it means.
+WORDS = (
+    (
+        "`View`",
+        "gemm.h",
+        "an operand: a pointer and its strides, down a column, along a row, and from one matrix "
+        "of a batch to the next. `g.a(i, k)` is an element, `transposed()` the same memory seen "
+        "the other way",
+    ),
+    (
+        "`Gemm`",
+        "gemm.h",
+        "the problem: sizes, the views of A, B, C and D, alpha, beta, activation; `at(z)` is one "
+        "matrix of the batch, `store` the epilogue",
+    ),
+    (
+        "`kPadA`, `kPadB`",
+        "gemm.h",
+        "what stands for elements outside A (-0) and B (+0): their product is -0, which changes "
+        "no bit of a sum",
+    ),
+    (
+        "`Tile`",
+        "tile.h",
+        "a block's tile of D, `BM` x `BN`, and its slices, `BK` deep; a warp's, `WM` x `WN`; a "
+        "thread's, `TM` x `TN`; `buffers`: slices in shared memory at a time; `pad_a`, `pad_b`: "
+        "floats that are added to a row against bank conflicts; `min_blocks`: blocks that must "
+        "fit on a multiprocessor; `rate`: TFLOP/s at 4096",
+    ),
+    (
+        "slice",
+        "copy.h",
+        "what a block has of A and B at a time: `BM` x `BK` and `BK` x `BN`; `slice_depth` is how "
+        "much of K the slice at `k0` holds, less than `BK` at the end",
+    ),
+    (
+        "`raster`, `Origin`",
+        "schedule.h",
+        "which tile a block computes, as its first row and column: `group` rows of tiles are "
+        "walked together, column by column, so that they share B in L2",
+    ),
+    (
+        "`Loader`",
+        "copy.h",
+        "a thread's share of a slice: `fetch` loads it into registers, edges included, "
+        "`store_rows` and `store_columns` put it into shared memory, row-major or K-major",
+    ),
+    (
+        "`AsyncCopies`, `Ring`",
+        "copy_async.h",
+        "the same by `cp.async`, past the registers; the slices in shared memory",
+    ),
+    (
+        "`kA`, `kB`",
+        "launch.h",
+        "whether A, and B transposed, are contiguous along k; `launch_tiles_by_major` chooses the "
+        "kernel of a template by them",
+    ),
+    (
+        "fragment",
+        "fragment.h",
+        "a thread's part of one k of a slice; `load_fragment` reads it, `outer_product` "
+        "multiplies two of them, `Order` says in which order",
+    ),
+    (
+        "`XGEMM_SHARED`",
+        "simt.h",
+        "shared memory, which the host flavour watches; `XGEMM_SHARED_DYNAMIC` where a launch "
+        "says how much",
+    ),
+    (
+        "`Context`",
+        "stage.h",
+        "what a launch needs beside the problem: the row of the tile table, the stream, the "
+        "device, the workspace",
+    ),
+    (
+        "`RingPlace`, `Piece`, job",
+        "ring.h",
+        "from rung 20 on: a stage of the ring and the parity of its barriers; a tile and the "
+        "slices of it that a block computes; the list of pieces",
+    ),
+)
+
+# Stages that exist for problems which a table of squares does not show.
+SPECIAL = ("few_rows", "wgmma_narrow", "split_k", "gemv", "outer", "tma_split_k")
+
 LESSONS = {
     "naive": """\
 Each thread walks a row of A and a column of B and keeps one sum. The mistake is in who sits beside
 whom: the 32 lanes of a warp stand in 32 different rows, so one load of A asks for 32 places that
 are a whole row apart, and each place costs a sector of 32 bytes of which 4 are used. Look at
-*sectors per request* below, then at the next rung, where only the roles of two indices change.""",
+*sectors per request* below, then at the next rung, where the roles of two indices change.""",
     "coalesced": """\
 The lanes of a warp now stand side by side in one row of C. They all need the same element of A,
-which is one broadcast, and 32 neighbours of B, which are four full sectors. Nothing else changed:
-every multiply-add still waits for two loads from global memory, and what keeps the kernel moving
-is the cache, not the code.""",
+which is one broadcast, and 32 neighbours of B, which are four full sectors. Every multiply-add
+still needs two loads from global memory, and what keeps the kernel moving is the cache, not the
+code.
+
+Two smaller things changed, too. A thread asks for eight elements of A and eight of B before it
+multiplies them, so that sixteen loads are under way at a time: 6.5 TFLOP/s at 4096, where a loop of
+single products, which the compiler unrolls, gives 5.6. And `.group = 1` has the blocks go through D
+row of tiles by row of tiles; other stages take groups of rows, to find their slices of A in L2.""",
     "thread_tile_dot": """\
 A thread takes a square of results instead of one. It computes them dot product by dot product, so
 an element of A is read once and serves a row of products, while B is read again for every row.
-Reuse in a register is the first way to need fewer loads; the order of the loops decides how much
-of it there is.""",
+Reuse in a register is the first way to need fewer loads; the order of the loops decides how much of
+it there is.
+
+Fewer loads, {thread_tile_dot.loads_per_fma} for a multiply-add after {coalesced.loads_per_fma}, and
+yet no more speed: {thread_tile_dot@2048} TFLOP/s after {coalesced@2048} at 2048, and
+{thread_tile_dot@4096} after {coalesced@4096} at 4096. The sectors that the caches are asked for
+hardly change, {thread_tile_dot.sectors} after {coalesced.sectors}, since a thread walks along K
+four times, once for each of its rows, and reads its columns of B each time. With
+{thread_tile_dot.registers} registers a thread, {thread_tile_dot.occupancy} of the threads that a
+multiprocessor has room for are there, and the batches of loads of rung 2 are gone: fewer loads are
+under way, so it counts how long one takes. B has 16 MiB at 2048 and stays in an H200's 50 MB of L2
+between the walks. At 4096 it has 64 MiB, and most of it comes from memory again. (That is what the
+counts and sizes suggest; no profiler has been asked.)""",
     "thread_tile_outer": """\
 The same square, the loops exchanged: for each k the thread reads a short column of A and a short
 row of B, and every pair of them makes a product. V + V loads now serve V x V multiply-adds. All
@@ -60,24 +239,41 @@ fast kernels from here on are this outer product; what changes is where its oper
 A block's threads need the same rows of A and columns of B. They load a slice of each together,
 once, and then read it from shared memory as often as they like. Two barriers frame a slice: nobody
 reads before all have stored, nobody overwrites before all have read. Global memory is no longer
-what limits it. Two reads of shared memory for each multiply-add are.""",
+what limits it. Two reads of shared memory for each multiply-add are.
+
+After rung 4 that is a step down, from {thread_tile_outer@4096} to {smem_tiled@4096} TFLOP/s at
+4096. The two are branches: rung 4 reuses what is in registers, this one what is in shared memory,
+and it begins where rung 2 was, with one result a thread. So {smem_tiled.loads_per_fma} words are
+loaded for a multiply-add, where rung 4 loads {thread_tile_outer.loads_per_fma}; that most of them
+come from shared memory and not from a cache brings the sectors for 1000 of them down to
+{smem_tiled.sectors}, but it saves no instruction. Rung 11, with eight results a thread from shared
+memory, is the first to be faster than rung 4.""",
     "smem_conflicted": """\
 Shared memory has 32 banks, four bytes wide: the word at address w lies in bank w mod 32. Here B's
 slice lies column by column with a stride of 32, so the 32 lanes of a warp, side by side in a row,
 all ask one bank and are served one after the other, when they store and when they read. The picture
 of the banks shows one column as high as the warp is wide. Slow on purpose.""",
     "smem_conflicted_1d": """\
-Threads are numbered in one dimension and compute their row and column themselves. That may save a
-register; it moves no datum. The banks are what limits the kernel, and they see the same
-addresses: an optimization away from the bottleneck.""",
+Threads are numbered in one dimension and compute their row and column themselves. In its source's
+ladder that is said to save a register; here both kernels have {smem_conflicted_1d.registers}. It
+moves no datum. The banks are what limits the kernel, and they see the same addresses: an
+optimization away from the bottleneck.""",
     "smem_transposed": """\
 Only the way in which a slice lies in shared memory changes: A's is turned on its way in, and all
 reads are free of conflicts. The store that turns it still meets one bank; it happens once for a
 whole slice of reads, which is why it is the smaller evil, and padding a row would end it.""",
     "micro_4x1": """\
-Four results a thread. Each element of one operand, once in a register, serves four products, so
-the reads of shared memory for a multiply-add fall from two towards one. A quarter of the threads
-do the same work.""",
+Four results a thread. Each element of one operand, once in a register, serves four products, so the
+reads of shared memory for a multiply-add fall from two towards one. A quarter of the threads do the
+same work.
+
+Three things of the code are new since the rung before, and stay. A `Loader` (`copy.h`) is a
+thread's share of a slice: `fetch` loads it into registers and knows the operand's edges,
+`store_rows` and `store_columns` put it into shared memory. The template's two booleans say which
+way each operand is contiguous, so that lanes load neighbours in all four layouts; the launch
+chooses one of the four kernels. And the rows of a slice are padded by four floats again, as in rung
+5; rungs 6 to 8 do without, to show the banks. What is turned on its way in then does not meet one
+bank, and reads of 16 bytes stay aligned.""",
     "micro_4x1_vec4": """\
 The data are the same and so are the products, but four neighbours move as one access of 16 bytes:
 fewer instructions for the same bytes. A request for 512 bytes takes four wavefronts at best, so
@@ -92,7 +288,11 @@ its operands in shared memory. For the first time the multiply-adds far outnumbe
     "block_tile_kmajor": """\
 Both slices lie K-major, so that what is read together for one k lies together, and one loop fills
 both: element t of a slice is the business of thread t mod the number of threads, whichever operand
-it is. A's fragment becomes two reads of 16 bytes instead of eight of 4.""",
+it is. A's fragment is eight neighbours now. The source still reads them one by one, and the counts
+below, which are of the source, are those of the rung before; but the compiler joins them. For each
+k the machine code has two reads of 16 bytes (`LDS.128`); where A lay row by row it could only join
+two neighbours along k, eight reads of 8 bytes for every two k. B's fragment, whose elements are as
+far apart as a row of threads is wide, stays at eight reads of 4.""",
     "vec4_64x64": """\
 Vectors everywhere: global loads, shared stores where the layout allows, reads of fragments, stores
 of C. The tile is small, so more blocks exist and small problems fill the GPU; each thread has fewer
@@ -200,7 +400,9 @@ serves only those rows, so the speed of memory is the limit and all that a kerne
 each element once, and to keep enough reads under way. One block a column of tiles is too few for a
 whole GPU, so K is shared out, too: each block leaves its sums in the workspace, and a second launch
 adds them up, always in the same order, so that the bits do not change from run to run. They are not
-the bits of the strict chain, which knows one order only.""",
+the bits of the strict chain, which knows one order only.
+
+Rungs 25 to 28 have since taken over what it was for: each is faster where it applies.""",
     "wgmma_narrow": """\
 Splitting in a launch of its own pays where an element serves hundreds of products. In a narrow
 product it serves few: there the split would read, write and read again what is needed once. So here

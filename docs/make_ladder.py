@@ -16,6 +16,7 @@ import difflib
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import lessons  # noqa: E402
 
+from benchmarks import shapes  # noqa: E402
 from build_tools import library, ptxas, results  # noqa: E402
 from xgemm_torch import _C, anatomy, counts, marks, pictures, sources, timing  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
@@ -34,8 +36,13 @@ IMAGES = ROOT / "docs" / "images" / "ladder"
 STAGES = ROOT / "csrc" / "xgemm" / "stages"
 RESULTS = ROOT / "benchmarks" / "results"
 COMPILED = RESULTS / "compile.json"
+SELECTED = "*-select.json"  # in RESULTS / "h200": times of all rows of all stages by problem
 ARCH = "sm_90a"
 SIZES = (1024, 2048, 4096, 8192)
+# A diff of more lines is folded, behind the function that is to be read first.
+LONGEST = 120
+# Problems that a stage's page shows, at most.
+TELLING = 10
 
 
 # --- what is known of a stage ---------------------------------------------------------------------
@@ -52,7 +59,7 @@ def predecessors(ladder: Sequence[Stage]) -> dict[str, Stage | None]:
     found: dict[str, Stage | None] = {}
     below: Stage | None = None
     for stage in ladder:
-        named = lessons.PREDECESSOR.get(stage.name, below and below.name)
+        named, _ = lessons.PREDECESSOR.get(stage.name, (below and below.name, ""))
         found[stage.name] = by_name.get(named, below) if named else None
         below = stage
     return found
@@ -110,6 +117,46 @@ def difference(old: Stage, new: Stage) -> list[str]:
     return [line.rstrip() for line in list(lines)[2:]]
 
 
+def core(stage: Stage) -> tuple[str, list[str]]:
+    """Give the lines of the function that is to be read first of a stage, and the file it is in.
+
+    From the comment before it to its closing brace; no lines where `lessons.CORES` names none.
+    """
+    file, function = lessons.CORES.get(stage.name, ("", ""))
+    if not function:
+        return "", []
+    text = {**headers(stage), Path(stage.file).name: source_text(stage)}[file]
+    definition = re.search(
+        r"(?:^ *//.*\n)*^( *)(?:template\b.*\n\1)?__(?:device|global)__[^;{}]*?"
+        rf"\b{function}\((?:[^;{{}}]|\{{\}})*\{{\n(?:.*\n)*?\1\}}\n",
+        text,
+        re.MULTILINE,
+    )
+    if definition is None:
+        raise LookupError(f"{stage.name}: no function {function} in {file}")
+    return file, definition[0].rstrip("\n").splitlines()
+
+
+def fill(lesson: str, known: dict[str, Any]) -> str:
+    """Put the figures that a lesson names in their places; see lessons.py."""
+
+    def figure(found: re.Match[str]) -> str:
+        name, size, what = found.groups()
+        if size:
+            return tflops(known["measured"][name]["cases"][int(size), "NN"][0])
+        if what == "registers":
+            return str(known["compiled"]["stages"][name][0]["registers"])
+        if what == "occupancy":
+            return f"{known['compiled']['stages'][name][0]['occupancy']:.0%}"
+        return format(known["counts"][name][what], {k: form for _, k, form in counts.COLUMNS}[what])
+
+    paragraphs = []
+    for paragraph in lesson.split("\n\n"):
+        filled, places = re.subn(r"\{(\w+)(?:@(\d+)|\.(\w+))\}", figure, paragraph)
+        paragraphs.append(textwrap.fill(filled, 100, break_on_hyphens=False) if places else filled)
+    return "\n\n".join(paragraphs)
+
+
 def compile_report() -> dict[str, Any]:
     """Read what ptxas says of each stage's kernels in this tree's build directory."""
     logs = ptxas.read(ROOT / library.BUILD_DIR)
@@ -136,6 +183,23 @@ def compile_report() -> dict[str, Any]:
 def measured() -> dict[str, dict[str, Any]]:
     """Give for each stage, and torch.mm, the newest run that has it: its cases, date, device."""
     return results.measured(RESULTS / "h200")
+
+
+def selected() -> dict[str, Any]:
+    """Give the newest record of all rows by problem: its file's name, and each problem's times.
+
+    ``problems`` has for a label torch.mm's microseconds, and those of each stage's fastest row.
+    """
+    path = max((RESULTS / "h200").glob(SELECTED))
+    record = json.loads(path.read_text(encoding="utf-8"))
+    problems = {}
+    for label, times in record["problems"].items():
+        best: dict[str, float] = {}
+        for row, us in times["us"].items():
+            name = row.split()[0]
+            best[name] = min(us, best.get(name, us))
+        problems[label] = times["torch_mm_us"], best
+    return {"file": path.name, "device": record["facts"]["device"], "problems": problems}
 
 
 # --- Markdown -------------------------------------------------------------------------------------
@@ -198,19 +262,79 @@ def speed_section(
     return [*lines, ""] if lines[-1] else lines
 
 
+def problems_section(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any]) -> list[str]:
+    """The problems for which a stage exists: those where it is the fastest, of all or of a kind."""
+    if stage.name not in lessons.SPECIAL:
+        return []
+    record = known["selected"]
+    strict = {other.name for other in ladder if other.strict}
+    tried, wins = [], []
+    of_all = 0
+    for label, (reference, best) in record["problems"].items():
+        mine = best.get(stage.name)
+        if mine is None:
+            continue
+        first = mine <= min(best.values())
+        of_all += first
+        tried.append((reference / mine, label, mine, reference, first))
+        if first or (stage.strict and mine <= min(best[name] for name in strict & set(best))):
+            wins.append(tried[-1])
+    found = f"Of the {len(record['problems'])} problems of `benchmarks/shapes.py` it is the fastest"
+    found += f" of the strict stages in {len(wins)}, of all in {of_all}" if stage.strict else (
+        f" of all in {of_all or 'none'}"
+    )  # fmt: skip
+    # Every so manieth, from the best ratio to the worst, says more than the best ones alone.
+    wins.sort(reverse=True)
+    last = len(wins) - 1
+    if not wins:
+        shown = sorted(tried, reverse=True)[:TELLING]
+        found += f"; {len(shown)} where it does best beside `torch.mm`:"
+    elif last < TELLING:
+        shown = wins
+        found += ":"
+    else:
+        shown = [wins[i * last // (TELLING - 1)] for i in range(TELLING)]
+        found += f"; {TELLING} of them, from the best ratio to the worst:"
+    problems = {problem.label: problem for problem in shapes.suite()}
+    rows = []
+    for ratio, label, mine, reference, first in shown:
+        p = problems[label]
+        moved = 4 * (p.m * p.k + p.k * p.n + p.m * p.n)
+        rows.append([
+            label, f"{p.m} x {p.n} x {p.k}, {p.layout}", f"{mine:.1f}", f"{reference:.1f}",
+            f"{ratio:.2f}", f"{moved / mine / 1e6:.2f}", tflops(2 * p.m * p.n * p.k / mine / 1e6),
+            "yes" if first else "no",
+        ])  # fmt: skip
+    head = ("problem", "M x N x K", "us", "`torch.mm`, us", "times `torch.mm`", "TB/s", "TFLOP/s",
+            "fastest of all")  # fmt: skip
+    return [
+        "## The problems that it is for", "", f"Large squares are not what it is for. {found}", "",
+        *table(head, rows), "",
+        f"A stage's fastest row, {record['device']}, `benchmarks/results/h200/{record['file']}`; "
+        "TB/s: each operand and the result once.",
+        "",
+    ]  # fmt: skip
+
+
+def cite(system: sources.System) -> str:
+    """A published ladder's title, linked where its address is known."""
+    return f"[{system.title}]({system.url})" if system.url else system.title
+
+
 def sources_section(stage: Stage, results: dict[str, dict[str, Any]]) -> list[str]:
     """The published kernels, with their figures beside ours."""
     kernels = sources.of_stage(stage.name)
     lines = ["## Where it comes from", ""]
     if not kernels:
-        return [*lines, f"{stage.source or 'None of the five source systems has it'}.", ""]
+        origin = lessons.ORIGINS.get(stage.name) or f"{stage.source[:1].upper()}{stage.source[1:]}."
+        return [*lines, f"{origin} None of the five published ladders has it.", ""]
     ours = results.get(stage.name, {"cases": {}})["cases"]
     rows = []
     for k in kernels:
         cells = [f"{k.measured[size]:.1f}" if size in k.measured else None for size in SIZES]
         p = k.published
         told = p and f"{p.tflops:.2f} of cuBLAS's {p.cublas:.2f} at {p.size}"
-        rows.append([f"{sources.SYSTEMS[k.system]}: {k.kernel}", *cells, told])
+        rows.append([f"{cite(sources.SYSTEMS[k.system])}: {k.kernel}", *cells, told])
     mine = [ours.get((size, "NN")) for size in SIZES]
     rows.append([f"**{stage.name}**, here", *(c and f"**{tflops(c[0])}**" for c in mine), None])
     lines += table(["kernel", *map(str, SIZES), "its authors' figure"], rows)
@@ -257,6 +381,47 @@ def counts_section(stage: Stage, before: Stage | None, known: dict[str, Any]) ->
     return lines
 
 
+def template_arguments(stage: Stage, kernels: Sequence[dict[str, Any]]) -> list[str]:
+    """Name the template arguments of a stage's kernel, in order; a plain one has none."""
+    templates = [k["kernel"].partition("<")[0] for k in kernels if "<" in k["kernel"]]
+    if not templates:
+        return []
+    declared = re.search(
+        rf"template <([^<>]*)>[^;{{]*?__global__[^;{{]*?\b{templates[0]}\(", "\n".join(code(stage))
+    )
+    if declared is None:
+        raise LookupError(f"{stage.name}: no template {templates[0]}")
+    return [argument.split()[-1] for argument in declared[1].split(",")]
+
+
+def registers_lines(stage: Stage, kernels: Sequence[dict[str, Any]]) -> list[str]:
+    """Which of a block's threads hold no results, and how registers are dealt out among them."""
+    threads = {k["tile"]: k["threads"] for k in kernels}
+    lines = []
+    for row, tile in enumerate(stage.tiles):
+        if not tile.producers or row not in threads:
+            continue
+        work = "fetch" if tile.by_tma else "split what they fetch"
+        said = (
+            f"- {tile.BM} x {tile.BN} x {tile.BK}: of a block's {threads[row]} threads "
+            f"{tile.producers} only {work}, {threads[row] - tile.producers} multiply"
+        )
+        shared = lessons.REGISTERS.get(stage.name, (None,) * len(stage.tiles))[row]
+        if shared:
+            said += f"; the former go down to {shared[0]} registers, the latter up to {shared[1]}"
+        lines.append(f"{said}.")
+    if not lines:
+        return []
+    dealt = any(lessons.REGISTERS.get(stage.name, ()))
+    why = (
+        " The registers above are those with which every thread of a block begins, all that ptxas "
+        "reports. The kernel then deals them out anew (`setmaxnreg`)."
+        if dealt
+        else ""
+    )
+    return ["", f"Threads have different work.{why}", "", *dict.fromkeys(lines)]
+
+
 def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
     """Registers, shared memory, occupancy."""
     lines = ["## What the compiler made of it", ""]
@@ -281,16 +446,10 @@ def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
             "local memory, bytes", "blocks an SM", "occupancy")  # fmt: skip
     lines += table(head, rows)
     lines += ["", f"nvcc {compiled['nvcc']}, {compiled['arch']}."]
-    if any("<fp16," in k["kernel"] or "<bf16," in k["kernel"] for k in kernels):
-        lines[-1] += (
-            " The arguments in `<>`: the parts' type, rows of a block's tile, blocks of a cluster, "
-            "stages of the ring."
-        )
-    elif any(re.search("(true|false),(true|false)>", k["kernel"]) for k in kernels):
-        lines[-1] += (
-            " Of the arguments in `<>` the last two say whether A, and B transposed, are walked "
-            "along k."
-        )
+    if names := template_arguments(stage, kernels):
+        said = "; ".join(f"`{name}`, {lessons.ARGUMENTS[name]}" for name in names)
+        lines[-1] += f" The arguments in `<>`: {said}."
+    lines += registers_lines(stage, kernels)
     return [*lines, ""]
 
 
@@ -299,28 +458,41 @@ def code_section(stage: Stage, before: Stage | None) -> list[str]:
     text = source_text(stage)
     path = f"../../csrc/xgemm/stages/{Path(stage.file).name}"
     lines = ["## The code", "", f"[`{Path(stage.file).name}`]({path}), {code_lines(text)} lines"]
-    for name, header in headers(stage).items():
-        link_to = f"[`{name}`](../../csrc/xgemm/{name})"
-        lines[-1] += f", and {link_to}, {code_lines(header)} lines, which holds the kernel"
+    told = [f"[`{name}`](../../csrc/xgemm/{name}) ({code_lines(header)} lines)"
+            for name, header in headers(stage).items()]  # fmt: skip
+    if told:
+        lines[-1] += f", with {told[0]}, which has the main loop"
+    if told[1:]:
+        lines[-1] += f", and {', '.join(told[1:])}"
     if before is None:
-        return [f"{line}." if line.startswith("[") else line for line in lines] + [
-            "", "```cpp", *code(stage), "```", ""
-        ]  # fmt: skip
+        lines[-1] += "."
+        return [*lines, "", "```cpp", *code(stage), "```", ""]
     changes = difference(before, stage)
     added = sum(line.startswith("+") for line in changes)
     removed = sum(line.startswith("-") for line in changes)
+    why = lessons.PREDECESSOR.get(stage.name, (None, ""))[1]
     lines[-1] += (
         f"; against {link(before)} ({code_lines(source_text(before))} lines) {added} lines came "
         f"and {removed} went. Head comment, namespace and registration are left out."
     )
-    return [*lines, "", "```diff", *changes, "```", ""]
+    if why:
+        lines[-1] += f" It is compared with rung {before.rung} and not the one below: {why}."
+    shown = ["```diff", *changes, "```"]
+    if len(changes) > LONGEST:
+        name, function = core(stage)
+        if function:
+            lines += ["", f"What to read first, in `{name}`:", "", "```cpp", *function, "```"]
+        shown = ["<details>", f"<summary>All that changed, {len(changes)} lines</summary>", "",
+                 *shown, "", "</details>"]  # fmt: skip
+    return [*lines, "", *shown, ""]
 
 
 def picture_section(stage: Stage, drawn: anatomy.Anatomy) -> list[str]:
     """The pictures, with a digest of what they show."""
     lines = ["## The schedule", "", drawn.caption(), ""]
     for name, title in pictures.available(drawn):
-        lines += [f"![{title}](../images/ladder/{stem(stage)}-{name}.svg)", ""]
+        said = f"{stage.name}: {title[0].lower()}{title[1:]}"
+        lines += [f"![{said}](../images/ladder/{stem(stage)}-{name}.svg)", ""]
     return [*lines, f"<!-- drawn from schedule {drawn.digest()} -->", ""]
 
 
@@ -347,15 +519,23 @@ def stage_page(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any]) -> 
         "",
     ]
     if stage.name in lessons.LESSONS:
-        lines += [lessons.LESSONS[stage.name], ""]
+        lines += [fill(lessons.LESSONS[stage.name], known), ""]
     lines += picture_section(stage, known["anatomy"][stage.name])
     lines += counts_section(stage, before, known["counts"])
     lines += compile_section(stage, known["compiled"])
     lines += speed_section(stage, before, known["measured"])
+    lines += problems_section(stage, ladder, known)
     lines += sources_section(stage, known["measured"])
     lines += code_section(stage, before)
     lines += [" | ".join(ways)]
     return "\n".join(lines) + "\n"
+
+
+def system_line(key: str) -> str:
+    """A published ladder in a line: title, author, what else is known."""
+    system = sources.SYSTEMS[key]
+    by = f", by {system.author}" if system.author else ""
+    return f"- **{key}**: {cite(system)}{by}{'; ' if system.note else ''}{system.note}."
 
 
 def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
@@ -375,11 +555,12 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         "",
         "Each page is made from its stage: the pictures and the counts from a run of the stage's "
         "own source on a CPU, the speed from a run on an H200. Read them in order; each shows what "
-        "changed since the rung before, and what that did.",
+        "changed since the rung before, or since the rung that it is best read against, named "
+        "there, and what that did.",
         "",
         *table(
-            ("rung", "operator", "the one idea", "loads for a multiply-add",
-             "shared wavefronts for 1000", "gmem sectors for 1000",
+            ("rung", "operator", "the one idea", "loads per multiply-add",
+             "shared wavefronts per 1000", "gmem sectors per 1000",
              "TFLOP/s at 4096³ NN (of cuBLAS)", "mark"), rows),
         "",
         counts.LEGEND,
@@ -395,9 +576,19 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         "",
         *pictures.GUIDE,
         "",
+        "## Words of the code",
+        "",
+        *table(("word", "header", "what it is"), (
+            (word, f"[`{name}`](../../csrc/xgemm/{name})", what)
+            for word, name, what in lessons.WORDS
+        )),
+        "",
+        "[Adding a stage](../adding-a-stage.md) begins with a whole stage, a short one, and says "
+        "what each must keep to.",
+        "",
         "## The five sources, kernel by kernel",
         "",
-        *(f"- **{key}**: {text}." for key, text in sources.SYSTEMS.items()),
+        *map(system_line, sources.SYSTEMS),
         "",
     ]  # fmt: skip
     by_name = {stage.name: stage for stage in ladder}
@@ -442,6 +633,7 @@ def gather() -> dict[str, Any]:
         "anatomy": {s.name: anatomy.of(s) for s in ladder},
         "compiled": json.loads(COMPILED.read_text(encoding="utf-8")) if COMPILED.exists() else {},
         "measured": measured(),
+        "selected": selected(),
     }
 
 

@@ -156,9 +156,126 @@ def test_what_is_said_by_hand_is_of_stages_of_the_ladder(maker):
     known = {stage.name for stage in STAGES} | set(marks.MARKS)
     known |= {"thread_tile_dot", "thread_tile_outer"}
     assert set(maker.lessons.LESSONS) <= known
-    for name, older in maker.lessons.PREDECESSOR.items():
+    for name, (older, why) in maker.lessons.PREDECESSOR.items():
         assert {name, older or name} <= known
-    assert not re.search(r"\d\.\d|\d%", " ".join(maker.lessons.LESSONS.values()))
+        assert bool(why) == bool(older)
+    below = {after.name: before.name for before, after in zip(STAGES, STAGES[1:], strict=False)}
+    assert all(
+        below.get(n) != older for n, (older, _) in maker.lessons.PREDECESSOR.items() if older
+    )
+    for words in (maker.lessons.ORIGINS, maker.lessons.CORES, maker.lessons.REGISTERS):
+        assert set(words) <= known
+    assert set(maker.lessons.SPECIAL) <= known
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_figures_of_a_lesson_are_the_codes(maker, stage):
+    """The others are filled in from counts and measurements."""
+    for figure in re.findall(r"\d+\.\d+|\d+%", maker.lessons.LESSONS[stage.name]):
+        assert figure in "\n".join(maker.code(stage)), figure
+
+
+def test_a_lesson_is_filled_in(maker, known):
+    record = known["measured"]["coalesced"]["cases"][4096, "NN"][0]
+    text = "First.\n\nIt has {coalesced@4096}, {coalesced.sectors}, {coalesced.occupancy}."
+    told = known["counts"]["coalesced"]["sectors"]
+    assert maker.fill(text, known) == f"First.\n\nIt has {record:.1f}, {told:.1f}, 100%."
+    with pytest.raises(KeyError):
+        maker.fill("{nope@4096}", known)
+
+
+def test_what_lessons_compare_is_so(known):
+    speed = {s.name: known["measured"][s.name]["cases"].get((4096, "NN"), (0,))[0] for s in STAGES}
+    # thread_tile_dot: no more speed than the rung before. smem_tiled: rung 11 is the first above 4.
+    assert speed["thread_tile_dot"] < speed["coalesced"]
+    assert speed["smem_tiled"] < speed["thread_tile_outer"]
+    above = [s.rung for s in STAGES if s.rung > 4 and speed[s.name] > speed["thread_tile_outer"]]
+    assert min(above) == 11
+    registers = {n: k[0]["registers"] for n, k in known["compiled"]["stages"].items()}
+    assert registers["smem_conflicted"] == registers["smem_conflicted_1d"]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_legend_names_each_template_argument(maker, known, stage):
+    kernels = known["compiled"]["stages"][stage.name]
+    names = maker.template_arguments(stage, kernels)
+    assert set(names) <= set(maker.lessons.ARGUMENTS)
+    for kernel in kernels:
+        if "<" in kernel["kernel"]:
+            assert kernel["kernel"].count(",") + 1 == len(names)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_registers_that_are_dealt_out_are_those_of_the_launch(maker, known, stage):
+    dealt = maker.lessons.REGISTERS.get(stage.name)
+    assert bool(dealt) == ("registers_up<" in "\n".join(maker.code(stage)))
+    if not dealt:
+        return
+    assert len(dealt) == len(stage.tiles)
+    for kernel in known["compiled"]["stages"][stage.name]:
+        tile = stage.tiles[kernel["tile"]]
+        if dealt[kernel["tile"]]:
+            less, more = dealt[kernel["tile"]]
+            shared = less * tile.producers + more * (kernel["threads"] - tile.producers)
+            assert shared == kernel["registers"] * kernel["threads"]
+            assert all(re.search(rf"\b{n}\b", "\n".join(maker.code(stage))) for n in (less, more))
+
+
+def test_long_diffs_are_folded_behind_what_to_read_first(maker, known, pages):
+    folded = []
+    for stage in STAGES:
+        text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+        before = known["before"][stage.name]
+        long = before is not None and len(maker.difference(before, stage)) > maker.LONGEST
+        assert (text.count("<details>"), text.count("</details>")) == (long, long)
+        if long:
+            folded.append(stage.name)
+            file, lines = maker.core(stage)
+            assert f"What to read first, in `{file}`" in text
+            assert lines[-1].strip() == "}"
+            code = re.sub(r"//.*", "", "\n".join(lines))
+            assert code.count("{") == code.count("}")
+    assert set(folded) == set(maker.lessons.CORES)
+
+
+@pytest.mark.parametrize("name", ["few_rows", "wgmma_narrow", "split_k", "gemv", "outer"])
+def test_problems_of_a_page_are_of_the_record(maker, known, pages, name):
+    (stage,) = (s for s in STAGES if s.name == name)
+    problems = known["selected"]["problems"]
+    text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+    section = text.partition("## The problems that it is for")[2].partition("## ")[0]
+    rows = re.findall(
+        r"^\| ([\w -]+) \| .* \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| .* \| .* \| (yes|no) \|$",
+        section,
+        re.MULTILINE,
+    )
+    assert 0 < len(rows) <= maker.TELLING
+    for label, mine, reference, ratio, first in rows:
+        mm, best = problems[label]
+        assert (mine, reference) == (f"{best[name]:.1f}", f"{mm:.1f}")
+        assert ratio == f"{mm / best[name]:.2f}"
+        assert (first == "yes") == (best[name] == min(best.values()))
+    firsts = sum(name in best and best[name] == min(best.values()) for _, best in problems.values())
+    assert f"of all in {firsts or 'none'}" in section
+
+
+def test_pictures_have_names_of_their_own(pages):
+    said = [alt for text in pages.values() for alt in re.findall(r"!\[(.*?)\]\(", text)]
+    assert said and len(said) == len(set(said))
+
+
+def test_every_source_with_an_address_is_linked(maker, pages):
+    index = pages[maker.PAGES / "README.md"]
+    for system in maker.sources.SYSTEMS.values():
+        assert maker.cite(system) in index
+        assert system.author in index and system.note in index
+
+
+def test_a_stage_without_a_published_kernel_says_whose_it_is(maker, pages):
+    for stage in STAGES:
+        if not maker.sources.of_stage(stage.name):
+            text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+            assert "## Where it comes from\n\nThis project" in text
 
 
 def test_head_comment_body_and_difference(maker, monkeypatch, tmp_path):

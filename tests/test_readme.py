@@ -138,6 +138,59 @@ def test_a_training_step():
         r".* it takes (\d+) ms, and losses differ by ([\d.e-]+)\.", text
     )  # fmt: skip
     ms = runs[False]["interleaved_ms"]
-    want = [f"{ms['stock']:.0f}", f"{ms['converted']:.0f}", said[3], said[4], said[5]]
-    assert list(said.groups()) == want
+    want = [f"{ms['stock']:.0f}", f"{ms['converted']:.0f}", said[3]]
+    said_of_tf32 = f"{runs[True]['interleaved_ms']['stock']:.0f}"
+    assert list(said.groups()) == [*want, said_of_tf32, said[5]]
+    assert float(said[5]) == pytest.approx(runs[True]["difference"]["largest"], rel=0.05)
     assert float(said[3]) == pytest.approx(runs[False]["difference"]["largest"], rel=0.05)
+
+
+@cache
+def guide() -> str:
+    return (ROOT / "docs" / "adding-a-stage.md").read_text()
+
+
+@cache
+def loops() -> list[tuple[str, str, str, str]]:
+    """Of the guide's table of main loops: names, prediction, what was measured, their ratio."""
+    row = r"^\| (`\w+`(?:, `\w+`)?).* \| ([\d., ]+) \| ([\d., ]+) \| ([\d., ]+) \|$"
+    return re.findall(row, guide(), re.MULTILINE)
+
+
+def test_speeds_beside_predictions_are_the_records():
+    found = []
+    for names, predicted, measured, ratios in loops():
+        columns = [cells.split(", ") for cells in (predicted, measured, ratios)]
+        for name, *told in zip(re.findall(r"`(\w+)`", names), *columns, strict=True):
+            speed = record()[8192, "NN"][name]["tflops"]
+            assert told[1] == f"{speed:.1f}", name
+            # The prediction is rounded, too.
+            assert float(told[2]) == pytest.approx(speed / float(told[0]), abs=0.0062), name
+            found.append((float(told[2]), name))
+    assert len(found) == 11 and found == sorted(found, reverse=True)
+
+
+def test_what_the_guide_says_of_the_table():
+    words = " ".join(guide().split())
+    ratios = [float(ratio) for _, _, _, cells in loops() for ratio in cells.split(", ")]
+    (within,) = re.findall(r"It holds within (\d+)% for three stages", words)
+    assert 1 - min(ratios[:3]) <= int(within) / 100 < 1 - ratios[3]
+    (below,) = re.findall(r"`cp_async_pipelined` is (\d+)% below it", words)
+    (its,) = (r for names, _, _, r in loops() if names == "`cp_async_pipelined`")
+    assert round(100 * (1 - float(its))) == int(below)
+    speeds = {
+        layout: times["smem_double_buffered"]["tflops"]
+        for (size, layout), times in record().items()
+        if size == 8192
+    }
+    turned = speeds.pop("TT")
+    assert (
+        f"measured {turned:.1f} against {min(speeds.values()):.1f} to {max(speeds.values()):.1f}"
+        in words
+    )
+
+
+def test_the_guides_settings_are_held_by_a_with():
+    """A bare call of a context manager sets nothing."""
+    for before in re.findall(r"(.{5})xgemm_torch\.simt\.configure\(", guide()):
+        assert before == "with "

@@ -25,6 +25,13 @@ def test_no_kernel_of_a_system_is_left_out():
     assert len({(k.system, k.kernel) for k in sources.KERNELS}) == len(sources.KERNELS)
 
 
+def test_a_system_has_an_address_or_a_note_that_says_why_not():
+    for system in sources.SYSTEMS.values():
+        assert system.title
+        assert system.url.startswith("https://") or "no address" in system.note
+        assert bool(system.author) == bool(system.url)
+
+
 def test_a_missing_stage_is_named():
     left = [stage for stage in STAGES if stage.name != "smem_tiled"]
     lines = [line for line in sources.missing(left) if "smem_tiled" in line]

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 # less to count.
 SHAPE = (256, 256, 128)
 LEGEND = (
-    "For 1000 multiply-adds, as the source is written. A wavefront is one pass of a warp's access "
-    "through the 32 banks of shared memory; a conflict is a wavefront more than the bytes need. A "
-    "sector is 32 bytes that a warp's load touches in gmem, before caches; a request is such a "
-    "load. Stores of C, once for each element, are left out. Of a stage that splits its operands, "
-    "the split counts, too. What TMA moves and wgmma reads is no thread's request: stages that use "
-    "them have no counts."
+    "For 1000 multiply-adds, as the source is written; gmem is global memory. A wavefront is one "
+    "pass of a warp's access through the 32 banks of shared memory; a conflict is a wavefront "
+    "more than the bytes need. A sector is 32 bytes that a warp's load touches in gmem, before "
+    "caches; a request is such a load. Stores of C, once for each element, are left out. Of a "
+    "stage that splits its operands, the split counts, too. What TMA moves and wgmma reads is no "
+    "thread's request: stages that use them have no counts."
 )
 COLUMNS = (
-    ("thread loads a multiply-add", "loads_per_fma", ".3f"),
+    ("loads per multiply-add", "loads_per_fma", ".3f"),
     ("shared wavefronts", "shared_wavefronts", ".1f"),
     ("of them conflicts", "conflicts", ".1f"),
     ("worst conflict, ways", "ways", "d"),
     ("gmem sectors", "sectors", ".1f"),
-    ("sectors a gmem request", "sectors_per_request", ".1f"),
-    ("FLOP a gmem byte", "flop_per_byte", ".2f"),
+    ("sectors per gmem request", "sectors_per_request", ".1f"),
+    ("FLOP per gmem byte", "flop_per_byte", ".2f"),
 )
 
 

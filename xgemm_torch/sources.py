@@ -14,12 +14,50 @@ from dataclasses import dataclass, field
 
 from .registry import Stage
 
+
+@dataclass(frozen=True)
+class System:
+    """A published ladder.
+
+    Attributes:
+        title: what the pages call it.
+        author: who wrote it, as far as it says.
+        url: where it is, or "" where no address is known.
+        note: what else helps to find its kernels.
+    """
+
+    title: str
+    author: str = ""
+    url: str = ""
+    note: str = ""
+
+
 SYSTEMS = {
-    "X": "xGeMM, the 0Mean1Sigma series",
-    "T": "TutorialsPoint's CUDA tutorial",
-    "S": "the SGEMM ladder, naive to v9",
-    "L": "the lecture on GPU matmuls",
-    "C": "the CUDA Tutorial notes",
+    "X": System(
+        "xGeMM, the 0Mean1Sigma series",
+        "tgautam03",
+        "https://github.com/tgautam03/xGeMM",
+        "explained at https://0mean1sigma.com/xgemm/",
+    ),
+    "T": System(
+        "TutorialsPoint's CUDA tutorial",
+        "Tutorials Point",
+        "https://www.tutorialspoint.com/cuda/index.htm",
+    ),
+    "S": System(
+        "the SGEMM ladder, naive to v9",
+        "Yujia Zhai",
+        "https://github.com/yzhaiustc/Optimizing-SGEMM-on-NVIDIA-Turing-GPUs",
+        "the programs are its kernels 1 to 11: naive is kernel 1, v1 to v8 are 2 to 9, v9 is 10 as "
+        "its code is and 11 as its text has it",
+    ),
+    "L": System(
+        "the lecture on GPU matmuls",
+        note="slides, of which no address is known here; register tiles, shared memory and "
+        "cooperative fetching are also in the lecture on GPU acceleration at "
+        "https://dlsyscourse.org/lectures/",
+    ),
+    "C": System("the CUDA Tutorial notes", note="no address is known here"),
 }
 # On which GPU a system's published figures were taken, as far as it says.
 PUBLISHED_ON = {"X": "its author's GPU, which the repository does not name", "S": "a Turing GPU"}

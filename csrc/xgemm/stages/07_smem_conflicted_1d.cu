@@ -1,5 +1,5 @@
-// smem_conflicted with one-dimensional threads: the row is a quotient, the column a rest of one
-// index. The conflicts stay, and so does the speed.
+// smem_conflicted with one-dimensional threads: the row is a quotient of one index, the column its
+// remainder. The conflicts stay, and so does the speed.
 #include "xgemm/copy.h"
 #include "xgemm/launch.h"
 
@@ -51,7 +51,7 @@ void run(const Gemm& g, const Context& context) {
 static const Register stage(
     kFlavour, {.name = "smem_conflicted_1d",
                .rung = 7,
-               .idea = "the same with one-dimensional threads: a register less, no visible gain",
+               .idea = "the same with one-dimensional threads: as many registers, no visible gain",
                .source = "S v2",
                .tiles = {kTile},
                .run = run});

@@ -46,7 +46,7 @@ static const Register stage(
     kFlavour, {.name = "cp_async_pipelined",
                .rung = 19,
                .idea = "cp.async fills a ring of slices past the registers; one barrier a slice",
-               .source = "beyond the seeds",
+               .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
                .run = run});

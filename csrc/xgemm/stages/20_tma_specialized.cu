@@ -37,7 +37,7 @@ static const Register stage(
     {.name = "tma_specialized",
      .rung = 20,
      .idea = "warps that only fetch, by TMA or cp.async, and warps that only multiply; persistent",
-     .source = "beyond the seeds",
+     .source = "this project",
      .tiles = {std::begin(kSpecializedTiles), std::end(kSpecializedTiles)},
      .min_sm = 90,
      .max_sm = 90,

@@ -98,7 +98,7 @@ static const Register stage(
     kFlavour, {.name = "mma_fp16x3",
                .rung = 21,
                .idea = "operands in two fp16 parts, three products by mma.sync, added up in FP32",
-               .source = "beyond the seeds",
+               .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
                .strict = false,

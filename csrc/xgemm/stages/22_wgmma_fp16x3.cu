@@ -88,7 +88,7 @@ static const Register stage(
     {.name = "wgmma_fp16x3",
      .rung = 22,
      .idea = "operands in two fp16 parts, three tensor-core products, short sums rounded in FP32",
-     .source = "beyond the seeds",
+     .source = "this project",
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .min_sm = 90,
      .max_sm = 90,

@@ -38,7 +38,7 @@ static const Register stage(
     kFlavour, {.name = "wgmma_bf16x6",
                .rung = 23,
                .idea = "operands in three bf16 parts, six tensor-core products: the range of FP32",
-               .source = "beyond the seeds",
+               .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 90,
                .max_sm = 90,

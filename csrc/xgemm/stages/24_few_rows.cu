@@ -77,7 +77,7 @@ static const Register stage(
      .rung = 24,
      .idea =
          "few rows: the large operand is read once, K shared out among blocks, sums in fixed order",
-     .source = "beyond the seeds",
+     .source = "this project",
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .strict = false,
      .workspace = workspace,

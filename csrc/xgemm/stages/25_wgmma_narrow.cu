@@ -139,7 +139,7 @@ static const Register stage(
     kFlavour, {.name = "wgmma_narrow",
                .rung = 25,
                .idea = "narrow and deep: split in registers on the way, K shared out among blocks",
-               .source = "beyond the seeds",
+               .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 90,
                .max_sm = 90,

@@ -127,7 +127,7 @@ static const Register stage(
     {.name = "split_k",
      .rung = 26,
      .idea = "few tiles: K cut by the problem's shape, a chain of each part, added in order",
-     .source = "beyond the seeds",
+     .source = "this project",
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .min_sm = 80,
      .splits = true,

@@ -137,7 +137,7 @@ static const Register stage(
     kFlavour, {.name = "gemv",
                .rung = 27,
                .idea = "few rows: warps read the large operand once, each its columns' share of K",
-               .source = "beyond the seeds",
+               .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
                .splits = true,

@@ -107,7 +107,7 @@ static const Register stage(
     kFlavour, {.name = "outer",
                .rung = 28,
                .idea = "a short K: D is written at the speed of memory, from registers",
-               .source = "beyond the seeds",
+               .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .run = run});
 

@@ -75,7 +75,7 @@ static const Register stage(
     {.name = "tma_split_k",
      .rung = 29,
      .idea = "split_k's chains by a persistent grid of warps that only fetch and only multiply",
-     .source = "beyond the seeds",
+     .source = "this project",
      .tiles = {std::begin(kSpecializedTiles), std::end(kSpecializedTiles)},
      .min_sm = 90,
      .max_sm = 90,
