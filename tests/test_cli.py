@@ -20,13 +20,15 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NO_GPU = not torch.cuda.is_available()
 
 
-def python(code, *, tail=()):
+def python(code, *, tail=(), stdout=subprocess.PIPE):
     """Run code, or ``-m`` arguments, in a process of its own; gives the finished process."""
     root = str(Path(xgemm_torch.__file__).parents[1])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     arguments = [sys.executable, "-c", code] if code else [sys.executable, *tail]
     variables = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=variables)
+    return subprocess.run(
+        arguments, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, env=variables
+    )
 
 
 # The entry
@@ -137,6 +139,18 @@ def test_what_ends_a_command_is_told_in_a_line(error, code, text, capsys, monkey
     monkeypatch.setattr(info, "collect", collect)
     assert main(["info"]) == code
     assert capsys.readouterr().err.splitlines()[-1].endswith(text)
+
+
+@pytest.mark.parametrize("command", [["info", "--json"], ["explain", "8", "8", "8"]], ids=" ".join)
+def test_a_reader_that_goes_ends_a_command_quietly(command):
+    """Words of less than a pipe's buffer, and those that rich writes."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = python(None, tail=["-m", "xgemm_torch", *command], stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_info_without_rich():

@@ -322,6 +322,49 @@ def test_skipped_with_a_reason(make, reason):
     assert [row.fqn for row in report.swapped] == ["1"]
 
 
+def test_a_module_without_a_weight_is_left():
+    model = mlp()
+    del model[2].weight
+    assert rows(xgemm_torch.convert(model)) == {
+        "0": (True, "kernel=auto, precision=fp32"),
+        "2": (False, "it has no weight"),
+    }
+
+
+def test_an_error_of_the_filter_leaves_the_model_as_it_was():
+    model = mlp()
+    before = state(model)
+    with pytest.raises(KeyError):
+        xgemm_torch.convert(model, filter_fn=lambda module, fqn: {"0": True}[fqn])
+    assert type(model[0]) is nn.Linear and state(model) == before
+
+
+def _wrapping(layer: nn.Module) -> None:
+    inner = layer.forward
+    layer.forward = lambda x: inner(x)
+
+
+def _compiling(layer: nn.Module) -> None:
+    layer.forward = torch.compile(layer.forward, backend="eager")
+
+
+@pytest.mark.parametrize("change", [_wrapping, _compiling])
+def test_a_module_whose_forward_was_replaced_stays_ours(change):
+    """What was put in its place calls our forward, which needs its options."""
+    model, x = mlp(), problems.normal(3, 4)
+    xgemm_torch.convert(model, precision="ieee")
+    change(model[0])
+    want = model(x)
+    for _ in range(2):
+        assert rows(xgemm_torch.revert(model))["0"] == (
+            False, "its forward was replaced after convert; undo that",
+        )  # fmt: skip
+        assert type(model[0]) is Linear and type(model[2]) is nn.Linear
+        torch.testing.assert_close(model(x), want)
+    del model[0].forward
+    assert rows(xgemm_torch.revert(model)) == {"0": (True, "torch.nn.Linear again")}
+
+
 def test_a_lazy_module_is_swapped_once_it_has_its_shape():
     model = nn.Sequential(nn.LazyLinear(3))
     model(torch.ones(2, 4))
@@ -346,7 +389,10 @@ def test_what_is_nothing_like_a_linear_has_no_row():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.LayerNorm(4), nn.Embedding(3, 4))
     report = xgemm_torch.convert(model)
     assert len(report) == 0
-    assert str(report).splitlines()[-1] == "0 of 0 swapped"
+    assert str(report).splitlines()[-2:] == [
+        "0 of 0 swapped",
+        "note: no module of Sequential looks like a Linear; it is as it was",
+    ]
 
 
 def test_report_is_a_table():

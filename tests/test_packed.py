@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import weakref
 
 import problems
 import pytest
@@ -267,6 +268,92 @@ def test_a_stale_weight_is_refused(case, kernel):
     assert bool(out.isnan().all()), "nothing was launched"
     with pytest.raises(RuntimeError, match=f"^prepack{text}"):
         packed.check()
+
+
+@pytest.mark.parametrize("size", [(7, 5), (16, 64), (128, 512)], ids=str)
+def test_memory_that_comes_back_is_other_memory(size):
+    """Freed with the old weight, and given to the new one at the same address."""
+    layer = xgemm_torch.nn.Linear(*size[::-1], kernel=PACKS[0]).eval().prepack()
+    address, x = layer.weight.data_ptr(), problems.normal(9, size[1])
+    for _ in range(20):
+        layer.weight.data = problems.normal(*size)
+        if layer.weight.data_ptr() == address:
+            break
+    with pytest.raises(RuntimeError, match="since prepack the weight has other memory"):
+        layer(x)
+
+
+def _backward(w: Tensor, kernel: str) -> None:
+    xgemm_torch.linear(problems.normal(9, K), w, kernel=kernel).sum().backward()
+
+
+def _by_hand(w: Tensor, kernel: str) -> None:
+    w.grad = torch.ones_like(w)
+
+
+FUSED = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad]
+
+
+@on_every_device
+@pytest.mark.parametrize("optimizer", FUSED)
+@pytest.mark.parametrize("gradient", [_backward, _by_hand])
+def test_what_a_fused_optimizer_changes_is_packed_anew(optimizer, gradient, device):
+    """torch counts no such step."""
+    w = torch.nn.Parameter(problems.normal(20, K, device=device))
+    x, packed = problems.normal(9, K, device=device), kept(w)
+    step, address = optimizer([w], lr=0.5, fused=True), packed.parts.data_ptr()
+    for _ in range(2):
+        gradient(w, PACKS[0])
+        version = w._version
+        step.step()
+        want = xgemm_torch.linear(x, w, kernel=PACKS[0])
+        got = xgemm_torch.linear(x, packed, kernel=PACKS[0])
+        if w._version == version:
+            assert same_bits(got, want)
+        step.zero_grad()
+        xgemm_torch.linear(x, packed, kernel=PACKS[0])
+    assert packed.parts.data_ptr() == address, "a CUDA graph may have it"
+
+
+def test_a_fused_step_on_a_weight_that_was_frozen():
+    w, x = torch.nn.Parameter(problems.normal(20, K), requires_grad=False), problems.normal(9, K)
+    packed = kept(w)
+    w.requires_grad_()
+    _backward(w, PACKS[0])
+    torch.optim.AdamW([w], lr=0.5, fused=True).step()
+    w.grad = None
+    want = xgemm_torch.linear(x, w, kernel=PACKS[0])
+    assert same_bits(xgemm_torch.linear(x, packed, kernel=PACKS[0]), want)
+
+
+def test_where_nothing_can_be_packed_a_trained_weight_is_used_itself():
+    w, x = torch.nn.Parameter(problems.normal(20, K)), problems.normal(9, K)
+    packed = kept(w)
+    _backward(w, PACKS[0])
+    torch.optim.AdamW([w], lr=0.5, fused=True).step()
+    with torch.no_grad():
+        got = _as_a_graph(lambda x: xgemm_torch.linear(x, packed, kernel=PACKS[0]), x)
+        assert same_bits(got, xgemm_torch.linear(x, w, kernel=PACKS[0]))
+
+
+def test_a_packed_weight_leaves_no_hook():
+    w = torch.nn.Parameter(problems.normal(20, K))
+    packed = kept(w)
+    for _ in range(3):
+        packed.renew()
+        assert packed.parts is not None
+        assert len(w._post_accumulate_grad_hooks) == 1
+    parts = weakref.ref(packed.parts)
+    del packed
+    assert parts() is None and not w._post_accumulate_grad_hooks
+
+
+def test_renew():
+    w, x = problems.normal(20, K), problems.normal(9, K)
+    packed = kept(w)
+    w.untyped_storage().fill_(0)
+    packed.renew()
+    assert not xgemm_torch.linear(x, packed, kernel=PACKS[0]).any()
 
 
 def test_reading_is_no_change():
@@ -539,6 +626,49 @@ def test_a_module_refuses_stale_weights():
         layer(x)
     want = xgemm_torch.linear(x, layer.weight, layer.bias, kernel=PACKS[0])
     assert same_bits(layer.unprepack()(x), want)
+
+
+def test_parameters_that_stand_in_are_refused_with_a_way_out():
+    """In a call they are the module's own: nothing tells that they are so for this call only."""
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack()
+    other, x = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]), problems.normal(3, K)
+    with pytest.raises(RuntimeError, match="before a functional_call with Parameters, or give it"):
+        torch.func.functional_call(layer, dict(other.named_parameters()), (x,))
+    given = {name: p.data for name, p in other.named_parameters()}
+    assert same_bits(torch.func.functional_call(layer, given, (x,)), other(x))
+    assert layer.packed.parts is not None
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("way", ["train()", "a forward", "compiled"])
+def test_a_module_that_was_trained_packs_its_weight_anew(fused, way):
+    layer = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack()
+    optimizer, x = torch.optim.AdamW(layer.parameters(), lr=0.5, fused=fused), problems.normal(9, K)
+    forward = layer
+    if way == "a forward":
+        layer.training = True
+    else:
+        layer.train()
+    if way == "compiled":
+        torch.compiler.reset()
+        forward = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        forward(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    layer.eval()
+    parts, want = layer.packed.parts, layer(x)
+    assert parts is not None
+    assert same_bits(want, layer.unprepack()(x))
+
+
+def test_a_collective_in_training_is_seen():
+    """What writes to a weight and does not count it is a change all the same, in training mode."""
+    layer, x = xgemm_torch.nn.Linear(K, 20, kernel=PACKS[0]).eval().prepack(), problems.normal(9, K)
+    layer.train()
+    layer.weight.data.copy_(problems.normal(20, K))
+    got = layer.eval()(x)
+    assert same_bits(got, layer.unprepack()(x))
 
 
 def test_a_weight_for_one_call_is_used_itself():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,7 +150,9 @@ def test_sample_repeats_and_goes_on_from_its_prompt():
         ({"batch": -1}, "batch must be at least 1, got -1"),
         ({"seq": 33}, "seq is 33, but tiny has a context of 32"),
         ({"dropout": 1.0}, "dropout must be in"),
-        ({"learning_rate": 0.0}, "lr must be above 0, got 0.0"),
+        ({"learning_rate": 0.0}, "lr must be above 0 and finite, got 0.0"),
+        ({"learning_rate": math.inf}, "lr must be above 0 and finite, got inf"),
+        ({"learning_rate": math.nan}, "lr must be above 0 and finite, got nan"),
         ({"seed": -1}, "seed must be from 0"),
     ],
 )
@@ -202,6 +206,9 @@ def test_checkpoint_of_another_format_is_refused(tmp_path):
     assert checkpoint.load(path) is None
     torch.save({"format": 99}, path)
     with pytest.raises(ValueError, match="has format 99"):
+        checkpoint.load(path)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match=f"{path} is no checkpoint: it holds a list"):
         checkpoint.load(path)
     for broken in (b"", path.read_bytes()[:100], b"no checkpoint at all"):
         path.write_bytes(broken)
@@ -403,6 +410,53 @@ def test_another_text_is_not_resumed(finished, tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text((finished / "config.json").read_text())
     assert main(["train", "--resume", "--out", str(tmp_path)]) == 2
     assert "not the text that the run began with" in capsys.readouterr().err
+
+
+def _without(*way):
+    def change(state):
+        *above, last = way
+        for key in above:
+            state = state[key]
+        del state[last]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (_without("fingerprint"), "its 'fingerprint' is missing or wrong"),
+        (_without("environment"), "its 'environment' is missing or wrong"),
+        (_without("finished", "stock", "losses"), "its 'finished' is missing or wrong"),
+        (_without("current", "losses"), "its 'current' is missing or wrong"),
+        (lambda state: state.update(part="lunch"), "its 'part' is missing or wrong"),
+        (lambda state: state.update(current=[1]), "its 'current' is missing or wrong"),
+        (lambda state: state.update(current=None), "its 'current' is missing or wrong"),
+        (
+            _without("current", "model", "norm.weight"),
+            'does not fit this run: RuntimeError: Error.s. in loading state_dict for GPT: Missing',
+        ),
+        (_without("current", "optimizer", "state"), "does not fit this run: KeyError: 'state'"),
+    ],
+)
+def test_a_checkpoint_that_lacks_something_is_told_in_a_line(
+    finished, change, text, tmp_path, capsys
+):
+    state = checkpoint.load(finished / "checkpoint.pt")
+    change(state)
+    checkpoint.save(tmp_path / "checkpoint.pt", state)
+    (tmp_path / "config.json").write_text((finished / "config.json").read_text())
+    assert main(["train", "--resume", "--no-plot", "--out", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: train: {tmp_path / 'checkpoint.pt'} ")
+    assert re.search(text, line)
+
+
+def test_a_run_that_diverges_is_told_in_a_line(tmp_path, capsys):
+    arguments = ["--steps", "5", "--lr", "1e30", "--no-plot", "--out", str(tmp_path)]
+    assert main(["train", *TINY, *arguments]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch("error: train: the loss of step . is nan; a smaller --lr may help", last)
 
 
 def test_training_through_the_host_flavour_is_refused(tmp_path, capsys):

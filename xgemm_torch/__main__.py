@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +24,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 well, 1 a check failed, 2 a wrong argument.
 
-    130: it was interrupted. ``tune`` has one more: 3, its time was up.
+    130: it was interrupted; 141: who read its output has gone, as with ``| head``. ``tune`` has one
+    more: 3, its time was up.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
@@ -42,7 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             modules[name].add_options(command)
     options = parser.parse_args(arguments)
     try:
-        return modules[options.command].run(options)
+        code = modules[options.command].run(options)
+        sys.stdout.flush()  # here, where it can be told what fails
+        return code
+    except (BrokenPipeError, SystemExit):  # rich makes the one the other
+        # What is not yet written must go somewhere when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as of a program that the signal ends
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except (ValueError, OSError) as error:  # an argument, a file, a disk
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Make a model's ``torch.nn.Linear`` modules ours, in place, and back.
+"""Make a model's ``torch.nn.Linear`` modules, and GPT-2's ``Conv1D``, ours, in place, and back.
 
 A module is swapped by its class: it stays the same object with the same parameters, so optimizers,
 tied weights, hooks, training mode, device and ``state_dict`` are untouched, and the way back is
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from . import _checks
+from . import _checks, conv1d
 from .linears import obstacle
 from .nn import DEFAULTS, Linear
 from .ops import KERNELS
@@ -100,12 +100,18 @@ def convert(
     """Make the ``torch.nn.Linear`` modules of ``model`` ``xgemm_torch.nn.Linear``, in place.
 
     Only modules whose class is exactly ``torch.nn.Linear`` are swapped: a subclass has a meaning of
-    its own. The report has a row for each module that looks like a Linear, swapped or not, and says
-    why. A model may be converted before or after ``torch.compile``; its graphs are compiled anew.
-    Convert before ``fully_shard``, which changes the classes of modules itself.
+    its own. So are those of transformers' ``Conv1D``, GPT-2's Linear. The report has a row for each
+    module that looks like a Linear, swapped or not, and says why. An error, one that ``filter_fn``
+    raises too, leaves the model as it was. A model may be converted before or after
+    ``torch.compile``; its graphs are compiled anew. Convert before ``fully_shard``, which changes
+    the classes of modules itself.
+
+    Not supported: tensor parallelism (``parallelize_module``: our products have no rule for sharded
+    operands; what has them already is left, and the report says so), and ``torch.jit.script`` of a
+    converted model (``revert`` it first).
 
     Args:
-        model: the model, or a single ``torch.nn.Linear``.
+        model: the model, or a single module of those.
         filter_fn: called with a module and its name in the model; False leaves it as it is.
         kernel: "auto" or a stage's name, for all of them.
         precision: "fp32" or "ieee", for all of them.
@@ -121,6 +127,7 @@ def convert(
     _must_be_module("convert", model)
     _checks.check_options("convert", KERNELS["sgemm"], kernel, precision)
     rows: list[Row] = []
+    chosen: list[nn.Module] = []
     first_name: dict[int, str] = {}
     for fqn, module in model.named_modules(remove_duplicate=False):
         name = _type_name(module)
@@ -133,23 +140,29 @@ def convert(
         reason = _obstacle(module)
         if reason is None:
             continue
-        if not reason and min(module.in_features, module.out_features) < min_features:
+        if not reason and min(module.weight.shape) < min_features:
             reason = f"fewer than {min_features} features"
         if not reason and filter_fn is not None and not filter_fn(module, fqn):
             reason = "filter_fn says no"
         if not reason:
-            _swap(module, kernel, precision)
+            chosen.append(module)
         rows.append(Row(fqn, name, not reason, reason or f"kernel={kernel}, precision={precision}"))
+    for module in chosen:  # only now: nothing can fail any more
+        _swap(module, kernel, precision)
     notes = _fast_paths(model, rows)
-    if any(row.swapped for row in rows):
+    if chosen:
         notes += _forget_graphs(model)
+    elif not rows:
+        notes.append(f"no module of {type(model).__name__} looks like a Linear; it is as it was")
     return ConvertReport(tuple(rows), tuple(notes))
 
 
 def revert(model: nn.Module) -> ConvertReport:
-    """Undo ``convert``: the modules that it swapped are ``torch.nn.Linear`` again.
+    """Undo ``convert``: the modules that it swapped have their own class again.
 
-    Modules that were made as ``xgemm_torch.nn.Linear`` stay so (``to_linear()`` gives torch's).
+    Modules that were made as ``xgemm_torch.nn.Linear`` stay so (``to_linear()`` gives torch's), and
+    so do those whose forward was replaced on the instance after ``convert`` (by accelerate's hooks,
+    by ``module.forward = torch.compile(module.forward)``): the report names them.
 
     Raises:
         TypeError: ``model`` is no module.
@@ -157,18 +170,22 @@ def revert(model: nn.Module) -> ConvertReport:
     _must_be_module("revert", model)
     rows: list[Row] = []
     for fqn, module in model.named_modules():
-        if not isinstance(module, Linear):
+        if not _is_ours(module):
             continue
-        name = _type_name(module)
+        name, stock = _type_name(module), _stock(type(module))
         if MARK not in vars(module):
             rows.append(Row(fqn, name, False, "not made by convert"))
-        elif type(module) is not Linear:
+        elif stock is None:
             rows.append(Row(fqn, name, False, "its class was changed after convert"))
+        elif "forward" in vars(module):
+            # What wraps our forward would go on to call it.
+            rows.append(Row(fqn, name, False, "its forward was replaced after convert; undo that"))
         else:
             for attribute in _TAKEN:
                 vars(module).pop(attribute, None)
-            module.__class__ = nn.Linear
-            rows.append(Row(fqn, name, True, "torch.nn.Linear again"))
+            module.__class__ = stock
+            again = "torch.nn.Linear" if stock is nn.Linear else f"{stock.__module__}.Conv1D"
+            rows.append(Row(fqn, name, True, f"{again} again"))
     notes = _forget_graphs(model) if any(row.swapped for row in rows) else []
     return ConvertReport(tuple(rows), tuple(notes))
 
@@ -182,28 +199,41 @@ def _type_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def _swap(module: nn.Linear, kernel: str, precision: str) -> None:
+def _is_ours(module: nn.Module) -> bool:
+    return isinstance(module, (Linear, conv1d.Product))
+
+
+def _stock(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """The class that ``convert`` has found where there is one of ours now; None of no other."""
+    if kind is Linear:
+        return nn.Linear
+    stock = vars(kind).get("stock")
+    return stock if stock is not None and kind is conv1d.product_of(stock) else None
+
+
+def _swap(module: nn.Module, kernel: str, precision: str) -> None:
     # Attributes of the instance, always: torch 2.11's compiled graphs see a new class only when
     # the module's dictionary has changed too.
     vars(module).update({"kernel": kernel, "precision": precision, MARK: True})
-    module.__class__ = Linear
+    kind = type(module)
+    module.__class__ = Linear if kind is nn.Linear else conv1d.product_of(kind)
 
 
 def _obstacle(module: nn.Module) -> str | None:
     """Why a module cannot be swapped, "" where it can, None where it is nothing like a Linear."""
-    if isinstance(module, Linear):
+    if _is_ours(module):
         return "is one already"
     return _unfit(module) if (reason := obstacle(module)) == "" else reason
 
 
-def _unfit(module: nn.Linear) -> str:
-    """What of a torch.nn.Linear does not go together with ours; "" where all does."""
+def _unfit(module: nn.Module) -> str:
+    """What of a Linear does not go together with ours; "" where all does."""
     taken = vars(module), module._parameters, module._buffers, module._modules
     for name in _TAKEN if MARK not in vars(module) else ():
         if any(name in names for names in taken):
             return f"has an attribute {name} of its own, which means something else here"
     for arg in ("weight", "bias"):
-        t = getattr(module, arg)
+        t = getattr(module, arg, None)
         if t is not None and t.dtype is not torch.float32:
             return f"its {arg} is {str(t.dtype).removeprefix('torch.')}, not float32"
     return ""

@@ -70,8 +70,11 @@ class Linear(torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """activation(input weight^T + bias): (..., in_features) -> (..., out_features)."""
         weight: Any = self.weight
-        if not (is_compiling() or self.packed is None or self.training):
-            weight = self._packed_weight(self.packed, weight)
+        if self.packed is not None and not is_compiling():
+            if self.training:
+                self.packed.renew()
+            else:
+                weight = self._packed_weight(self.packed, weight)
         return linear(
             input,
             weight,
@@ -84,11 +87,14 @@ class Linear(torch.nn.Linear):
     def prepack(self) -> Linear:
         """Keep what products make of the weight, for inference; returns the module itself.
 
-        It counts in eval mode; in training mode the weight itself is used. ``xgemm_torch.prepack``
-        says what it gains. A forward after the weight has changed raises RuntimeError: call
-        ``prepack()`` again, or ``unprepack()``. A tensor that stands in for the parameter and is
-        none itself, as in ``torch.func.functional_call``, is used as it is. A copy of the module
-        packs its own weight when it is first used.
+        It counts in eval mode; in training mode the weight itself is used, and it is packed anew in
+        the first forward after that. ``xgemm_torch.prepack`` says what it gains, and which changes
+        of the weight go unseen: after a collective or another library's kernel has written to it in
+        eval mode, call ``prepack()`` again. A forward after any other change in eval mode raises
+        RuntimeError, until ``prepack()`` or ``unprepack()``. A tensor that stands in for the
+        parameter and is none itself, as in ``torch.func.functional_call``, is used as it is;
+        another Parameter is refused there, too, for nothing tells that it is there for one call. A
+        copy of the module packs its own weight when it is first used.
 
         Raises:
             TypeError: the weight is no dense float32 tensor, or is computed (parametrized).
@@ -99,6 +105,12 @@ class Linear(torch.nn.Linear):
             raise TypeError("Linear: prepack needs a weight that is a parameter of the module")
         self.packed = prepack(self.weight, kernel=self.kernel)
         return self
+
+    def train(self, mode: bool = True) -> Linear:
+        """torch's; in training mode the weight changes, so ``prepack`` begins anew after it."""
+        if mode and self.packed is not None:
+            self.packed.renew()
+        return super().train(mode)
 
     def unprepack(self) -> Linear:
         """Undo ``prepack()`` and free its memory; returns the module itself."""
@@ -111,7 +123,8 @@ class Linear(torch.nn.Linear):
                 return weight
             raise RuntimeError(
                 "Linear: the packed weight is stale: the module has another weight since "
-                "prepack(); call prepack() again, or unprepack()"
+                "prepack(); call prepack() again, or unprepack() (also before a functional_call "
+                "with Parameters, or give it their .data)"
             )
         return packed
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import _checks
 from . import functional as F
@@ -37,7 +39,8 @@ class PackedWeight:
         """Of a weight that is yet to be packed."""
         self.weight, self.trans_b, self.kernel = weight, trans_b, kernel
         self._parts: Tensor | None = None
-        self._then: tuple[Any, ...] | None = None  # what the weight was when it was packed
+        # What the weight was when it was packed; None: it is yet to be packed.
+        self._then: tuple[Any, ...] | None = None
 
     @property
     def parts(self) -> Tensor | None:
@@ -45,22 +48,35 @@ class PackedWeight:
 
         None where the weight itself is used: where no stage of this device takes parts, in compiled
         graphs, for a copy's weight that cannot be packed (``half()``, inference mode), and as long
-        as a copy is used only where calls are recorded or transformed (tracing, ``torch.func``, a
-        CUDA graph's capture).
+        as a weight that is yet to be packed is used only where calls are recorded or transformed
+        (tracing, ``torch.func``, a CUDA graph's capture).
         """
         if is_compiling():
             return None
-        if self._then is None and _refusal(self.weight) is None and _is_plain_call(self.weight):
+        if self._then is None or (self._parts is not None and self._gradients.came(self.weight)):
+            if _refusal(self.weight) is not None or not _is_plain_call(self.weight):
+                return None
             self._pack(wait=True)
         return self._parts
 
+    def renew(self) -> None:
+        """Have the weight packed anew when it is next used: it may change until then."""
+        self._then = None
+
     def _pack(self, wait: bool = False) -> None:
-        with torch.no_grad():
+        # Before the weight is read: what comes meanwhile counts as later.
+        self._gradients = _Gradients(self.weight)
+        self._storage = StorageWeakRef(self.weight.untyped_storage())
+        then = _state(self.weight)
+        with torch.inference_mode(False), torch.no_grad():
             parts = torch.ops.xgemm.prepack(self.weight, trans_b=self.trans_b, kernel=self.kernel)
+            old = self._parts
+            if old is not None and (old.shape, old.device) == (parts.shape, parts.device):
+                parts = old.copy_(parts)  # a CUDA graph may have their address
         if wait and parts.is_cuda:  # nobody told other threads' streams to wait for this one
             torch.cuda.current_stream(parts.device).synchronize()
         self._parts = parts if parts.numel() else None
-        self._then = _state(self.weight)
+        self._then = then
 
     @property
     def shape(self) -> torch.Size:
@@ -117,9 +133,14 @@ def prepack(weight: Tensor, *, trans_b: bool = True, kernel: str = "auto") -> Pa
     splits the other operand only. The parts take as much memory as the weight, which is kept, too.
     Gradients of both operands are those without packing.
 
-    A weight that was written to since, or has other memory, is refused. What torch does not count
-    as a change goes unseen: writing through ``weight.data``, and the replays of a CUDA graph, which
-    has the parts of the time of its capture. In compiled graphs the weight itself is used.
+    A weight that was written to since, or has other memory, is refused. One that has had a gradient
+    since is packed anew: torch does not count what a fused optimizer makes of it. Nothing else that
+    torch does not count as a change is seen: writing through ``weight.data`` or its storage;
+    collectives (``torch.distributed.scatter``, and NCCL's) and other libraries' kernels that write
+    to the weight; fused optimizers where the weight is a view or detached, or its gradient was set
+    and cleared by hand; and the replays of a CUDA graph, which has the parts of the time of its
+    capture. Call ``packed.renew()`` after those: the next product packs the weight anew. In
+    compiled graphs the weight itself is used.
 
     Args:
         weight: (N, K), as of ``linear``; (K, N) with ``trans_b=False``.
@@ -180,7 +201,44 @@ def _is_plain_call(weight: Tensor) -> bool:
 
 
 def _state(weight: Tensor) -> tuple[Any, ...]:
-    return weight._version, weight.data_ptr(), weight.device, weight.shape, weight.stride()
+    # Memory that was freed may be given to the next weight. A storage's own address is not, as long
+    # as there is a weak reference to it.
+    storage = weight.untyped_storage()._cdata
+    memory = storage, weight.data_ptr(), weight.device, weight.shape, weight.stride()
+    return weight._version, *memory
+
+
+class _Gradients:
+    """Tells whether a weight has had a gradient since this was made.
+
+    A fused optimizer changes weights without torch counting it, but none that has no gradient. A
+    hook of torch's optimizers would see their steps, and would be the whole process's; this one is
+    the weight's, and goes with its owner.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._came = False
+        self._required, self._none = weight.requires_grad, _has_none(weight)
+        if weight.requires_grad and weight.is_leaf:
+            me = weakref.ref(self)  # or the hook would keep its owner, and stay for good
+
+            def note(_: Tensor) -> None:
+                if (gradients := me()) is not None:
+                    gradients._came = True
+
+            hook = weight.register_post_accumulate_grad_hook(note)
+            weakref.finalize(self, hook.remove).atexit = False
+
+    def came(self, weight: Tensor) -> bool:
+        return (
+            self._came
+            or weight.requires_grad != self._required  # there was no hook, or there is none now
+            or _has_none(weight) != self._none  # set by hand
+        )
+
+
+def _has_none(weight: Tensor) -> bool:
+    return not weight.is_leaf or weight.grad is None
 
 
 # ---------------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ def load(path: Path) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, UnpicklingError) as error:
         raise ValueError(f"train: {path} cannot be read: {error}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"train: {path} is no checkpoint: it holds a {type(state).__name__}")
     if state.get("format") != FORMAT:
         raise ValueError(f"train: {path} has format {state.get('format')}, this reads {FORMAT}")
     return state

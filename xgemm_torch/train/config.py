@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -62,8 +63,8 @@ class Config:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"train: dropout must be in [0, 1), got {self.dropout}")
-        if not self.learning_rate > 0.0:
-            raise ValueError(f"train: lr must be above 0, got {self.learning_rate}")
+        if not 0.0 < self.learning_rate < math.inf:
+            raise ValueError(f"train: lr must be above 0 and finite, got {self.learning_rate}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"train: seed must be from 0 to 2^63 - 1, got {self.seed}")
 

@@ -30,6 +30,13 @@ from .loop import Trainer
 
 PROMPT = b"\tdef __init__(self"
 SAMPLE_BYTES = 400
+# What a checkpoint holds besides its format; what it holds of a run under way; of one that is done.
+STATE = {
+    "part": str, "finished": dict, "current": (dict, type(None)), "fingerprint": str,
+    "environment": dict,
+}  # fmt: skip
+CURRENT = {"step", "model", "optimizer", "rng", "cuda_rng", "data", "losses", "step_ms"}
+FINISHED = {"losses", "step_ms", "validation", "sample", "shares"}
 
 
 class Interrupted(Exception):
@@ -78,6 +85,10 @@ class Job:
             self.state["environment"] = here
             self.console.print("no checkpoint yet: starting from the first step")
             return
+        if key := _not_as_saved(saved):
+            raise ValueError(
+                f"train: {self._checkpoint} is of no run: its {key!r} is missing or wrong"
+            )
         if saved["fingerprint"] != self.corpus.fingerprint:
             raise ValueError(
                 "train: this Python's library is not the text that the run began with "
@@ -141,7 +152,13 @@ class Job:
         )
         trainer = Trainer(self.config, self.corpus, prepare)
         if self.state["current"] is not None:
-            trainer.restore(self.state["current"])
+            try:
+                trainer.restore(self.state["current"])
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                words = " ".join(f"{type(error).__name__}: {error}".split())
+                raise ValueError(
+                    f"train: {self._checkpoint} does not fit this run: {words}"
+                ) from error
         return trainer
 
     def _train(self, name: str) -> Trainer:
@@ -214,6 +231,22 @@ class Job:
         report.show(summary, self.console)
         self.console.print(f"results: {path}" + (f", {picture}" if picture else ""))
         return summary
+
+
+def _not_as_saved(state: dict[str, Any]) -> str:
+    """Name what of a checkpoint is not as ``Job`` saves it; "" where all is."""
+    for key, kind in STATE.items():
+        if not isinstance(state.get(key), kind):
+            return key
+    parts = (*RUNS, "report")
+    if state["part"] not in parts:
+        return "part"
+    done = [state["finished"].get(name) for name in parts[: parts.index(state["part"])]]
+    if not all(isinstance(run, dict) and run.keys() >= FINISHED for run in done):
+        return "finished"
+    current = state["current"]
+    fits = state["part"] != "report" if current is None else current.keys() >= CURRENT
+    return "" if fits else "current"
 
 
 @contextmanager

@@ -115,7 +115,9 @@ class Trainer:
         self.losses.extend(losses)
         for step, loss in enumerate(losses, self.step - len(losses) + 1):
             if not math.isfinite(loss):
-                raise FloatingPointError(f"train: the loss of step {step} is {loss}")
+                raise FloatingPointError(
+                    f"train: the loss of step {step} is {loss}; a smaller --lr may help"
+                )
 
     def due(self, every: int) -> bool:
         """Say whether losses must be read now: always on a CPU, where it costs nothing."""
