@@ -194,3 +194,12 @@ def test_the_guides_settings_are_held_by_a_with():
     """A bare call of a context manager sets nothing."""
     for before in re.findall(r"(.{5})xgemm_torch\.simt\.configure\(", guide()):
         assert before == "with "
+
+
+def test_the_snippet_runs(capsys):
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(snippet, names)  # what a reader would paste
+    assert names["c"].shape == (512, 256) and names["y"].shape == (8, 3072)
+    assert "1 of 1" in str(names["report"])
+    assert names["report"].rows[0] and "kernel" in capsys.readouterr().out
