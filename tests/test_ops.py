@@ -574,6 +574,34 @@ def test_autocast_leaves_float64_alone():
         xgemm_torch.sgemm(a, a)
 
 
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_autocast_in_a_checkpoint(early_stop):
+    """The exception that ends a recomputation early is no mistake of the call that it ends."""
+    x, w = problems.normal(3, 4).bfloat16().requires_grad_(), problems.normal(5, 4).requires_grad_()
+    checkpoint = torch.utils.checkpoint
+    with (
+        checkpoint.set_checkpoint_early_stop(early_stop),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        y = checkpoint.checkpoint(xgemm_torch.linear, x, w, use_reentrant=False)
+    y.sum().backward()
+    close(w.grad, x.detach().float().sum(0).expand(5, 4))
+
+
+@pytest.mark.parametrize("call", [xgemm_torch.sgemm, op("sgemm")], ids=["function", "operator"])
+def test_an_error_under_autocast_is_its_own(call):
+    def refuse(t: Tensor) -> Tensor:
+        raise RuntimeError("not packed today")
+
+    a, b = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2).bfloat16()
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t),
+        pytest.raises(RuntimeError, match="not packed today"),
+    ):
+        call(a, b)
+
+
 def test_autocast_and_out():
     a = torch.ones(2, 2).bfloat16()
     out = torch.empty(2, 2)

@@ -427,10 +427,12 @@ def _raise_as_python(name: str, *operands: Any, words: Words | None = None, **fl
     """After a failed call: raise what is wrong with its arguments, if it was them.
 
     The kernels check everything, but the dispatcher and C++ know fewer kinds of exception, and not
-    by what name their caller was called.
+    by what name their caller was called. What is no mistake in a call goes by untouched: an
+    exception that ends a recomputation (torch.utils.checkpoint), for one.
     """
     call = words or own_words(name)
     try:
+        operands = tuple(_float32(t) if isinstance(t, Tensor) else t for t in operands)
         _checks.check(call, KERNELS[name], *operands, **flags)
         if flags.get("out") is not None:
             refuse_grad(*operands, flags["out"], call)
@@ -460,7 +462,7 @@ def _register_autograd(name: str) -> None:
                 return _differentiable(name, a, b, c, flags, keyset)
             with _BelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
-        except Exception:
+        except (TypeError, ValueError, RuntimeError):
             _raise_as_python(name, a, b, c, **flags)
             raise
 
@@ -545,7 +547,7 @@ def _out_autograd(
             _SGEMM_OUT.redispatch(
                 keyset & torch._C._after_autograd_keyset, a, b, c, out=out, **flags
             )
-    except Exception:
+    except (TypeError, ValueError, RuntimeError):
         _raise_as_python("sgemm", a, b, c, out=out, **flags)
         raise
     return out
@@ -669,7 +671,7 @@ def sgemm(
             return _differentiable("sgemm", a, b, c, flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
-    except Exception:
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         if not has_torch_function_variadic(a, b, c, out):  # else they have raised it themselves
             _raise_as_python("sgemm", a, b, c, out=out, **flags)
         raise
@@ -715,7 +717,7 @@ def sgemm_packed(
             return _SGEMM(a, b, c, **flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
-    except Exception:
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         _raise_as_python("sgemm", a, b, c, out=out, words=words, **flags)
         raise
 
