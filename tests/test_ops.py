@@ -487,6 +487,13 @@ def test_shared_weight_has_one_product_for_a_batch():
     close(w.grad, torch.einsum("bmn,bmk->nk", torch.ones_like(y), x))
 
 
+def test_the_graphs_nodes_have_their_names():
+    a = problems.normal(3, 3).requires_grad_()
+    for call in (xgemm_torch.sgemm, op("sgemm")):
+        y = call(a, a)
+        assert y.grad_fn.name() == type(y.grad_fn).__name__
+
+
 def test_only_what_backward_needs_is_kept():
     a, b = problems.normal(3, 4), problems.normal(4, 5).requires_grad_()
     kept: list[Tensor] = []

@@ -163,7 +163,7 @@ def _forward(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """Keep what ``backward`` and ``jvp`` need of the inputs of ``_forward``, and no more."""
-    ctx.name, a, b, c, ctx.flags, _ = inputs
+    ctx.op, a, b, c, ctx.flags, _ = inputs  # a node has a method `name`
     _, need_a, need_b, *_ = ctx.needs_input_grad
     ctx.save_for_backward(a if need_b else None, b if need_a else None)
     ctx.shapes = a.shape, b.shape, None if c is None else c.shape
@@ -219,7 +219,7 @@ class _Rules:
                     flags["trans_a"] = True
                 if trans_y:
                     flags["trans_b"] = True
-                return _product(ctx.name, x, y, **flags)
+                return _product(ctx.op, x, y, **flags)
 
             if need_a:
                 grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
@@ -251,11 +251,11 @@ class _Rules:
         for x, y in ((tan_a, b), (a, tan_b)):
             if x is not None and y is not None:
                 scale = {} if total is None else {"beta": beta}
-                total = _product(ctx.name, x, y, total, trans_a=ta, trans_b=tb, **kept, **scale)
+                total = _product(ctx.op, x, y, total, trans_a=ta, trans_b=tb, **kept, **scale)
                 beta = 1.0
         if total is None or total is not tan_c:
             return total
-        return (tan_c * beta).expand(_checks.result_shape(own_words(ctx.name), *ctx.shapes, ta, tb))
+        return (tan_c * beta).expand(_checks.result_shape(own_words(ctx.op), *ctx.shapes, ta, tb))
 
 
 class _Plain(_Rules, Function):
