@@ -333,6 +333,16 @@ def test_out_spoils_graphs_that_hold_its_old_value():
             y.backward()
 
 
+@pytest.mark.parametrize("call", [xgemm_torch.sgemm, op("sgemm").out], ids=["function", "op"])
+def test_a_call_that_fails_leaves_the_graphs_of_out(call):
+    x, out = torch.ones(2, 2, requires_grad=True), torch.full((2, 2), 3.0)
+    y = (x * out).sum()
+    with pytest.raises(ValueError, match="inner sizes differ"):
+        call(torch.ones(2, 3), torch.ones(2, 2), out=out)
+    y.backward()
+    assert torch.equal(x.grad, out)
+
+
 def test_out_of_an_inference_tensor():
     with torch.inference_mode():
         out = torch.zeros(2, 2)

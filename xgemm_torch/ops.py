@@ -563,11 +563,11 @@ def _out_inplace(
     **flags: Any,
 ) -> Tensor:
     """Tell autograd that ``out`` has changed, for graphs that hold its old value."""
-    torch.autograd.graph.increment_version(out)
     with _BelowInplace():
         _SGEMM_OUT.redispatch(
             keyset & torch._C._after_ADInplaceOrView_keyset, a, b, c, out=out, **flags
         )
+    torch.autograd.graph.increment_version(out)  # a call that fails has changed nothing
     return out
 
 
@@ -724,10 +724,11 @@ def sgemm_packed(
 
 def _into(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
     refuse_grad(a, b, c, out)
+    with _BelowInplace():
+        _SGEMM_OUT(a, b, c, out=out, **flags)
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
-    with _BelowInplace():
-        return _SGEMM_OUT(a, b, c, out=out, **flags)
+    return out
 
 
 def _copy_out(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
