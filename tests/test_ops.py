@@ -882,6 +882,18 @@ def test_cpp_refuses_dtypes(case):
         call(*args, **kwargs)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("call", [xgemm_torch.sgemm, op("sgemm")], ids=["function", "operator"])
+def test_no_memory_for_a_result_is_torchs_own_error(call, grad):
+    """What programs look for that try again with less."""
+    a = torch.zeros(1, requires_grad=grad).expand(2**22, 1)
+    with pytest.raises(RuntimeError) as theirs:
+        torch.mm(a, a.T)
+    with pytest.raises(RuntimeError, match="can't allocate memory: you tried to") as ours:
+        call(a, a.T)
+    assert ours.type is theirs.type
+
+
 def test_meta_operands_give_meta_results():
     a, b = A.to("meta"), B.to("meta")
     assert xgemm_torch.sgemm(a, b).is_meta
@@ -1025,6 +1037,14 @@ def test_cuda_without_memory_for_a_workspace(kernel):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert torch.equal(xgemm_torch.sgemm(a, b), before)
+
+
+@pytest.mark.gpu
+def test_cuda_without_memory_for_a_result():
+    a = torch.zeros(1, device="cuda").expand(2**22, 1)
+    for call in (xgemm_torch.sgemm, op("sgemm")):
+        with pytest.raises(torch.OutOfMemoryError):
+            call(a, a.T)
 
 
 @pytest.mark.gpu

@@ -423,21 +423,28 @@ def _register_functorch(name: str) -> None:
 # Fakes, autograd kernels, autocast
 
 
-def _raise_as_python(name: str, *operands: Any, words: Words | None = None, **flags: Any) -> None:
+def _raise_as_python(
+    error: Exception, name: str, *operands: Any, words: Words | None = None, **flags: Any
+) -> None:
     """After a failed call: raise what is wrong with its arguments, if it was them.
 
     The kernels check everything, but the dispatcher and C++ know fewer kinds of exception, and not
-    by what name their caller was called. What is no mistake in a call goes by untouched: an
-    exception that ends a recomputation (torch.utils.checkpoint), for one.
+    by what name their caller was called. Exceptions of other kinds are no mistakes in a call: one
+    ends a recomputation (torch.utils.checkpoint). The lack of memory for a result, whose message
+    the stable ABI loses, becomes torch's own.
     """
+    if not isinstance(error, (AttributeError, KeyError, TypeError, ValueError, RuntimeError)):
+        return
     call = words or own_words(name)
     try:
         operands = tuple(_float32(t) if isinstance(t, Tensor) else t for t in operands)
-        _checks.check(call, KERNELS[name], *operands, **flags)
+        shape = _checks.check(call, KERNELS[name], *operands, **flags)
         if flags.get("out") is not None:
             refuse_grad(*operands, flags["out"], call)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise error from None
+        elif "aoti_torch_empty_strided" in str(error):
+            operands[0].new_empty(shape)
+    except (TypeError, ValueError, RuntimeError) as known:
+        raise known from None
 
 
 def _register_fake(name: str) -> None:
@@ -462,8 +469,8 @@ def _register_autograd(name: str) -> None:
                 return _differentiable(name, a, b, c, flags, keyset)
             with _BelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
-        except (TypeError, ValueError, RuntimeError):
-            _raise_as_python(name, a, b, c, **flags)
+        except Exception as error:
+            _raise_as_python(error, name, a, b, c, **flags)
             raise
 
     _LIB.impl(name, kernel, "Autograd", with_keyset=True)
@@ -547,8 +554,8 @@ def _out_autograd(
             _SGEMM_OUT.redispatch(
                 keyset & torch._C._after_autograd_keyset, a, b, c, out=out, **flags
             )
-    except (TypeError, ValueError, RuntimeError):
-        _raise_as_python("sgemm", a, b, c, out=out, **flags)
+    except Exception as error:
+        _raise_as_python(error, "sgemm", a, b, c, out=out, **flags)
         raise
     return out
 
@@ -671,9 +678,9 @@ def sgemm(
             return _differentiable("sgemm", a, b, c, flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
-    except (AttributeError, TypeError, ValueError, RuntimeError):
+    except Exception as error:
         if not has_torch_function_variadic(a, b, c, out):  # else they have raised it themselves
-            _raise_as_python("sgemm", a, b, c, out=out, **flags)
+            _raise_as_python(error, "sgemm", a, b, c, out=out, **flags)
         raise
 
 
@@ -695,8 +702,8 @@ def sgemm_as(
     """``sgemm`` for a function that has another name, and others for its operands."""
     try:
         return sgemm(a, b, c, out=out, **flags)
-    except (TypeError, ValueError, RuntimeError):
-        _raise_as_python("sgemm", a, b, c, out=out, words=words, **flags)
+    except (TypeError, ValueError, RuntimeError) as error:
+        _raise_as_python(error, "sgemm", a, b, c, out=out, words=words, **flags)
         raise
 
 
@@ -717,8 +724,8 @@ def sgemm_packed(
             return _SGEMM(a, b, c, **flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        _raise_as_python("sgemm", a, b, c, out=out, words=words, **flags)
+    except Exception as error:
+        _raise_as_python(error, "sgemm", a, b, c, out=out, words=words, **flags)
         raise
 
 
