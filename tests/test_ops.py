@@ -458,13 +458,16 @@ class Count(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.calls: list[str] = []
+        self.largest = 0  # elements of a result
         self.kernels: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.calls.append(str(func))
         if func.namespace == "xgemm":
             self.kernels.append((kwargs or {}).get("kernel", "auto"))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self.largest = max(self.largest, result.numel() if isinstance(result, Tensor) else 0)
+        return result
 
     def products(self) -> int:
         return sum(call.startswith("xgemm.") for call in self.calls)
@@ -495,6 +498,42 @@ def test_shared_weight_has_one_product_for_a_batch():
     assert count.copies() == []
     assert not any("sum" in call for call in count.calls)
     close(w.grad, torch.einsum("bmn,bmk->nk", torch.ones_like(y), x))
+
+
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+def test_gradients_of_a_shared_operand_take_no_more_than_the_others(left, layout):
+    """Of many small samples of any strides; the gradients of all of them are never in memory."""
+    m, n, k, batch = (20, 2, 20, 50) if left else (2, 20, 20, 50)
+    sizes = (None, batch) if left else (batch, None)
+    a, b, flags = problems.operands(m, n, k, layout, batch=sizes)
+    w, x = (a.requires_grad_(), b) if left else (b.requires_grad_(), a)
+    lie = {
+        "plain": x,
+        "sequence": x.transpose(0, 1).contiguous().transpose(0, 1),
+        "sliced": torch.cat((x, x), 1)[:, : x.shape[1]],
+        "transposed": x.mT.contiguous().mT,
+    }
+    weight = problems.normal(batch, m, n)
+    for name, t in lie.items():
+        operands = (w, t.requires_grad_()) if left else (t.requires_grad_(), w)
+        want = torch.autograd.grad(problems.exact(*operands, **flags), w, weight.double())
+        with Count() as count:
+            y = xgemm_torch.sgemm(*operands, **flags)
+            (got,) = torch.autograd.grad(y, w, weight, create_graph=True)
+            (again,) = torch.autograd.grad(got.square().sum(), t)
+        assert count.largest == x.numel(), name
+        assert again.shape == x.shape, name
+        close(got, want[0])
+
+
+def test_gradients_of_a_shared_operand_copy_no_more_than_they_save():
+    x, w = problems.normal(2, 61, 4)[:, 1:], problems.normal(4, 3).requires_grad_()
+    y = xgemm_torch.sgemm(x, w)
+    with Count() as count:
+        y.backward(torch.ones_like(y))
+    assert count.copies() == []
+    close(w.grad, x.sum((0, 1))[:, None].expand(4, 3))
 
 
 def test_the_graphs_nodes_have_their_names():

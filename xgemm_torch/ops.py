@@ -179,15 +179,19 @@ def _split(flags: dict[str, Any]) -> tuple[bool, bool, float, dict[str, Any]]:
     return flags.get("trans_a", False), flags.get("trans_b", False), flags.get("beta", 1.0), kept
 
 
-def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, ...] | None:
-    """Batches of ``x`` and ``y`` laid one below the other, or None where that needs a copy.
+def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Batches of ``x`` and ``y`` laid one below the other.
 
-    Then the sum over the batch of x_i^T y_i is one product of the results.
+    Then the sum over the batch of x_i^T y_i is one product of the results. None where there is no
+    such sum, or where laying them so takes a copy larger than the products of all samples.
     """
-    if x.dim() == 3 and y.dim() == 3 and x.shape[0] == y.shape[0]:
-        if _stacks(x) and _stacks(y):
-            return tuple(t.reshape(t.shape[0] * t.shape[1], t.shape[2]) for t in (x, y))
-    return None
+    if x.dim() != 3 or y.dim() != 3 or x.shape[0] != y.shape[0]:
+        return None
+    copied = sum(t.numel() for t in (x, y) if not _stacks(t))
+    if copied > x.shape[0] * x.shape[2] * y.shape[2]:
+        return None
+    x, y = (t.reshape(t.shape[0] * t.shape[1], t.shape[2]) for t in (x, y))
+    return x, y
 
 
 def _stacks(t: Tensor) -> bool:
@@ -221,17 +225,23 @@ class _Rules:
                     flags["trans_b"] = True
                 return _product(ctx.op, x, y, **flags)
 
+            def shared(shape: torch.Size) -> bool:
+                return grad.dim() == 3 and (len(shape) == 2 or shape[0] == 1)
+
             if need_a:
-                grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
-                grad_a = _reduced(grad_a, a_shape)
+                if shared(a_shape) and (pair := _one_product(grad.mT, b if tb else b.mT)):
+                    x, y = reversed(pair) if ta else pair
+                    grad_a = times(x, y, True, False).view(a_shape)
+                else:
+                    grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
+                    grad_a = _reduced(grad_a, a_shape)
             if need_b:
-                shared = len(b_shape) == 2 or b_shape[0] == 1
-                pair = _one_product(a, grad) if shared and not ta else None
-                x, g = pair if pair is not None else (a, grad)
-                grad_b = times(g, x, True, ta) if tb else times(x, g, not ta, False)
-                if pair is not None and len(b_shape) == 3:
-                    grad_b = grad_b.unsqueeze(0)
-                grad_b = _reduced(grad_b, b_shape)
+                if shared(b_shape) and (pair := _one_product(a.mT if ta else a, grad)):
+                    x, y = reversed(pair) if tb else pair
+                    grad_b = times(x, y, True, False).view(b_shape)
+                else:
+                    grad_b = times(grad, a, True, ta) if tb else times(a, grad, not ta, False)
+                    grad_b = _reduced(grad_b, b_shape)
             if need_c and beta == 0:
                 grad_c = grad.new_zeros(c_shape)
             elif need_c:
