@@ -7,6 +7,7 @@ are the forms that differ in how they are derived (a bias, transposed operands, 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -414,11 +415,33 @@ def test_out_is_refused_under_transforms():
     a, b, out = torch.ones(2, 3, 4), torch.ones(4, 5), torch.ones(3, 5)
     with pytest.raises(RuntimeError, match="out= does not work under torch.func"):
         vmap(lambda a: xgemm_torch.sgemm(a, b, out=out))(a)
-    with (
-        forward_ad.dual_level(),
-        pytest.raises(RuntimeError, match="out= does not work under torch.func"),
-    ):
-        xgemm_torch.sgemm(a[0], b, out=out)
+    for way in (xgemm_torch.sgemm, torch.ops.xgemm.sgemm.out):
+        for i in range(3):
+            with forward_ad.dual_level():
+                given = [a[0], b, out.clone()]
+                given[i] = forward_ad.make_dual(given[i], given[i])
+                with pytest.raises(RuntimeError, match="out= does not work under torch.func"):
+                    way(*given[:2], out=given[2])
+
+
+def test_out_is_taken_while_another_thread_is_in_forward_mode():
+    a, b, out = problems.normal(3, 4), problems.normal(4, 5), torch.empty(3, 5)
+    begun, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with forward_ad.dual_level():
+            begun.set()
+            end.wait()
+
+    other = threading.Thread(target=work)
+    other.start()
+    begun.wait()
+    try:
+        same(xgemm_torch.sgemm(a, b, out=out), a @ b)
+        same(torch.ops.xgemm.sgemm(-a, b, out=out), -a @ b)
+    finally:
+        end.set()
+        other.join()
 
 
 # ------------------------------------------------------------------------------ compile, export

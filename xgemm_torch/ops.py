@@ -125,6 +125,16 @@ def _traced_tangent(*operands: Tensor | None) -> bool:
     )
 
 
+def _any_tangent(*operands: Tensor | None) -> bool:
+    """Whether an operand has a tangent: forward mode may be another thread's.
+
+    Compiled, only the graph knows tangents: there may be one.
+    """
+    return is_compiling() or any(
+        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in operands
+    )
+
+
 # ---------------------------------------------------------------------------------------------
 # One product, differentiable in every way that torch has.
 
@@ -527,7 +537,7 @@ def refuse_grad(
     a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, words: Words = SGEMM
 ) -> None:
     """Raise as torch's own out= functions do."""
-    if _functorch_active() or _forward_mode():
+    if _functorch_active() or (_forward_mode() and _any_tangent(a, b, c, out)):
         raise RuntimeError(
             f"{words.name}: out= does not work under torch.func transforms or forward-mode "
             "differentiation; leave it out"
