@@ -860,6 +860,16 @@ def test_wrong_arguments_with_gradients(case):
         xgemm_torch.sgemm(a, *args[1:], **kwargs)
 
 
+@pytest.mark.parametrize("flag", ["trans_a", "trans_b"])
+@pytest.mark.parametrize("value", [0, 1, 2, None])
+def test_a_flag_is_a_bool_in_every_call(flag, value):
+    a, x = torch.ones(3, 3), torch.ones(3, 3, requires_grad=True)
+    for call in (xgemm_torch.sgemm, torch.func.vmap(xgemm_torch.sgemm, (0, None))):
+        for left in (a, x):
+            with pytest.raises(TypeError, match=f"sgemm: {flag} must be a bool, got"):
+                call(left.expand(2, 3, 3), a, **{flag: value})
+
+
 @pytest.mark.parametrize("case", [c for c in WRONG if "out" not in WRONG[c][1]])
 def test_wrong_arguments_under_transforms(case):
     args, kwargs, kind, text = WRONG[case]

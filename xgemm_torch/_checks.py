@@ -109,6 +109,12 @@ def number(name: str, arg: str, value: Any) -> None:
         raise ValueError(f"{name}: {arg} is {value:g}, beyond float32's largest number")
 
 
+def flag(name: str, arg: str, value: Any) -> None:
+    """Raise TypeError unless a flag is True or False; the dispatcher would take a number."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
+
+
 def check_options(
     name: str, kernels: tuple[str, ...], kernel: Any, precision: Any, activation: Any = "none"
 ) -> None:
@@ -257,8 +263,7 @@ def check(
     number(name, "alpha", alpha)
     number(name, "beta", beta)
     for arg, value in (("trans_a", trans_a), ("trans_b", trans_b)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
+        flag(name, arg, value)
     _devices(name, operands)
     c_shape = None if c is None else c.shape
     shape = result_shape(call, a.shape, b.shape, c_shape, trans_a, trans_b)

@@ -667,8 +667,10 @@ def sgemm(
         # The dispatcher's work grows with the arguments given, so only what is no default is.
         if trans_a is not False:
             flags["trans_a"] = trans_a
+            _checks.flag("sgemm", "trans_a", trans_a)
         if trans_b is not False:
             flags["trans_b"] = trans_b
+            _checks.flag("sgemm", "trans_b", trans_b)
         if precision != "fp32":
             flags["precision"] = precision
         if kernel != "auto":
