@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import problems
@@ -526,6 +527,39 @@ def test_data_dependent_rows(fresh_dynamo):
             x = problems.normal(6, 5)
             mask = torch.rand(6) < 0.5
             same(compiled(x, mask), x[mask] @ w + 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda f, r, w: f.addmm(r[:, 0], r[:, 1], w), id="residual"),
+        pytest.param(lambda f, r, w: f.linear(r.transpose(0, 1), w), id="transposed"),
+        pytest.param(lambda f, r, w: f.linear(r[:, 1:], w), id="sliced"),
+        pytest.param(lambda f, r, w: f.matmul(r, w[None]), id="batch of one"),
+        pytest.param(lambda f, r, w: f.matmul(r[None], w[None, None]), id="batches of one"),
+        pytest.param(lambda f, r, w: f.matmul(w, r.mT), id="shared left"),
+        pytest.param(lambda f, r, w: f.bmm(r, r.mT), id="one batch"),
+    ],
+)
+def test_data_dependent_batches(call, fresh_dynamo):
+    """Sizes that nobody knows while compiling: what needs no answer is not asked."""
+    x, w = problems.normal(6, 3, 4), problems.normal(4, 4)
+    mask = torch.tensor([1, 0, 1, 1, 0, 1]).bool()
+
+    def gradients(function):
+        leaves = [t.clone().requires_grad_() for t in (x, w)]
+        y = function(*leaves)
+        return y, torch.autograd.grad(y.square().sum(), leaves, allow_unused=True)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(
+            lambda x, w: call(xgemm_torch, x[mask], w), backend="aot_eager", fullgraph=True
+        )
+        got = gradients(compiled)
+    theirs = SimpleNamespace(
+        addmm=torch.addmm, bmm=torch.bmm, matmul=torch.matmul, linear=torch.nn.functional.linear
+    )
+    same(got, gradients(lambda x, w: call(theirs, x[mask], w)))
 
 
 @pytest.mark.parametrize("alias", [False, True])

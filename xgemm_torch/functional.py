@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
-from ._checks import Words
+from ._checks import Words, known
 from .ops import overridden, refuse_grad, sgemm_as
 
 __all__ = ["addmm", "bmm", "linear", "matmul", "mm"]
@@ -310,10 +311,14 @@ def _rows(x: Tensor) -> Tensor:
     """
     if x.dim() == 1:
         return x.unsqueeze(0)
-    if x.dim() == 2 or x.is_contiguous():
+    if x.dim() == 2 or (not is_compiling() and x.is_contiguous()):  # the breaks say the same
         return x.flatten(0, -2)
-    y = x.squeeze([i for i in range(x.dim() - 2) if x.shape[i] == 1])
-    breaks = [i for i in range(y.dim() - 2) if y.stride(i) != y.shape[i + 1] * y.stride(i + 1)]
+    y = x.squeeze([i for i in range(x.dim() - 2) if known(x.shape[i] == 1)])
+    breaks = [
+        i
+        for i in range(y.dim() - 2)
+        if not known(y.stride(i) == y.shape[i + 1] * y.stride(i + 1))
+    ]
     if len(breaks) == 1:
         return y.flatten(breaks[0] + 1, -2).flatten(0, breaks[0])
     return y.flatten(0, -2)
@@ -321,6 +326,6 @@ def _rows(x: Tensor) -> Tensor:
 
 def _one_batch(t: Tensor, lead: torch.Size) -> Tensor:
     """The batch dimensions of ``t`` as one; none where ``t`` is the same for the whole batch."""
-    if all(size == 1 for size in t.shape[:-2]):
+    if all(known(size == 1) for size in t.shape[:-2]):
         return t.reshape(t.shape[-2:])
     return t.expand(*lead, *t.shape[-2:]).flatten(0, -3)

@@ -195,10 +195,10 @@ def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
     Then the sum over the batch of x_i^T y_i is one product of the results. None where there is no
     such sum, or where laying them so takes a copy larger than the products of all samples.
     """
-    if x.dim() != 3 or y.dim() != 3 or x.shape[0] != y.shape[0]:
+    if x.dim() != 3 or y.dim() != 3 or not _checks.known(x.shape[0] == y.shape[0]):
         return None
     copied = sum(t.numel() for t in (x, y) if not _stacks(t))
-    if copied > x.shape[0] * x.shape[2] * y.shape[2]:
+    if _checks.known(copied > x.shape[0] * x.shape[2] * y.shape[2]):
         return None
     x, y = (t.reshape(t.shape[0] * t.shape[1], t.shape[2]) for t in (x, y))
     return x, y
@@ -207,7 +207,11 @@ def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
 def _stacks(t: Tensor) -> bool:
     """Whether dimensions -3 and -2 of ``t`` are one dimension without a copy."""
     above, below = t.shape[-3], t.shape[-2]
-    return above == 1 or below == 1 or t.stride(-3) == below * t.stride(-2)
+    return (
+        _checks.known(t.stride(-3) == below * t.stride(-2))
+        or _checks.known(above == 1)
+        or _checks.known(below == 1)
+    )
 
 
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
@@ -236,7 +240,7 @@ class _Rules:
                 return _product(ctx.op, x, y, **flags)
 
             def shared(shape: torch.Size) -> bool:
-                return grad.dim() == 3 and (len(shape) == 2 or shape[0] == 1)
+                return grad.dim() == 3 and (len(shape) == 2 or _checks.known(shape[0] == 1))
 
             if need_a:
                 if shared(a_shape) and (pair := _one_product(grad.mT, b if tb else b.mT)):
