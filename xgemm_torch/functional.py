@@ -7,6 +7,7 @@ raising ValueError where torch raises RuntimeError, in giving float32 under auto
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def linear(
     """activation(x weight^T + bias), as ``torch.nn.functional.linear`` with an activation.
 
     Args:
-        x: (..., in_features), any leading shape, none too.
+        x: (..., in_features), any leading shape, none too; a nested tensor of layout torch.jagged.
         weight: (out_features, in_features), or (in_features,) for one output without a dimension.
         bias: (out_features,), or () with a weight of one dimension.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
@@ -58,6 +59,10 @@ def linear(
             kernel=kernel,
         )
     how: dict[str, Any] = {"precision": precision, "kernel": kernel, "activation": activation}
+    if isinstance(x, Tensor) and x.is_nested and x.layout is torch.jagged:
+        if x._ragged_idx == x.dim() - 1:
+            raise ValueError("linear: the last dimension of a jagged x must not be the ragged one")
+        return _of_rows(x, lambda rows: linear(rows, weight, bias, **how))
     rank = _rank("linear", "x", x)
     if rank == 2 and _rank("linear", "weight", weight) == 2:
         _bias_fits(bias, weight)
@@ -283,6 +288,8 @@ def _sizes(t: Tensor) -> str:
 def _rank(name: str, arg: str, t: Any) -> int:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name}: {arg} must be a tensor, got {type(t).__name__}")
+    if t.is_nested:
+        raise TypeError(f"{name}: {arg} must be a dense (strided) tensor, got a nested one")
     return t.dim()
 
 
@@ -322,6 +329,14 @@ def _rows(x: Tensor) -> Tensor:
     if len(breaks) == 1:
         return y.flatten(breaks[0] + 1, -2).flatten(0, breaks[0])
     return y.flatten(0, -2)
+
+
+def _of_rows(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The jagged tensor of what ``function`` makes of the rows of a jagged one."""
+    out = function(x.values())
+    return torch.nested.nested_tensor_from_jagged(
+        out, x.offsets(), x.lengths(), x._ragged_idx, x._maybe_min_seqlen, x._maybe_max_seqlen
+    )
 
 
 def _one_batch(t: Tensor, lead: torch.Size) -> Tensor:
