@@ -627,6 +627,29 @@ def test_export(strict, tmp_path):
         same(loaded.module()(x), model(x))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_functionalize(form, way):
+    args, flags = inputs(form)
+
+    def f(*args):
+        y = WAYS[way](*args, **flags)
+        y[0].add_(1)
+        return y
+
+    functional = torch.func.functionalize(f)
+    same(functional(*args), f(*args))
+    same(vmap(functional)(*(t[None] for t in args)), f(*args)[None])
+    leaves = [t.clone().requires_grad_() for t in args]
+    twins = [t.clone().requires_grad_() for t in args]
+    functional(*leaves).square().sum().backward()
+    f(*twins).square().sum().backward()
+    same([t.grad for t in leaves], [t.grad for t in twins])
+    graph = torch.fx.experimental.proxy_tensor.make_fx(functional)(*args)
+    assert "add_" not in graph.code
+    same(graph(*args), f(*args))
+
+
 def test_make_fx_and_symbolic_trace():
     a, b = problems.normal(3, 4), problems.normal(4, 5)
     graph = torch.fx.experimental.proxy_tensor.make_fx(lambda a, b: xgemm_torch.sgemm(a, b))(a, b)

@@ -422,10 +422,28 @@ def _vmapped(
     return product(a, b, c), 0
 
 
+def _functionalized() -> Any:
+    """What unwraps and wraps again where the transform is ``functionalize``, else None.
+
+    It has no rule for an autograd Function, and a product without ``out`` needs none.
+    """
+    functorch = torch._C._functorch
+    if functorch.peek_interpreter_stack().key() != functorch.TransformType.Functionalize:
+        return None
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    return FunctorchFunctionalizeAPI(retrieve_current_functorch_interpreter())
+
+
 def _transformed(
     name: str, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]
 ) -> Tensor:
     """One call under a transform of ``torch.func``."""
+    if (outer := _functionalized()) is not None:
+        a, b, c = outer.unwrap_tensors((a, b, c))
+        with outer.redispatch_to_next():
+            return outer.wrap_tensors(OPS[name](a, b, c, **flags))
     a, b, c = (_float32(t) if isinstance(t, Tensor) else t for t in (a, b, c))
     _checks.check(own_words(name), KERNELS[name], a, b, c, **flags)
     return _differentiable(name, a, b, c, flags)
