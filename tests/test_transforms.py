@@ -650,6 +650,31 @@ def test_functionalize(form, way):
     same(graph(*args), f(*args))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_flops_are_counted(form, way):
+    """Forward and backward, as torch counts its products'; sums and factors are not."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    args, flags = inputs(form)
+    counts = []
+    for product in (WAYS[way], aten):
+        with FlopCounterMode(display=False) as counter:
+            backward(product, args, flags)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_flops_of_out_are_counted():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    a, b, out = problems.normal(3, 4), problems.normal(4, 5), torch.empty(3, 5)
+    with FlopCounterMode(display=False) as counter:
+        xgemm_torch.sgemm(a, b, out=out)
+        torch.ops.xgemm.sgemm(a, b, out=out)
+    assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 5
+
+
 def test_make_fx_and_symbolic_trace():
     a, b = problems.normal(3, 4), problems.normal(4, 5)
     graph = torch.fx.experimental.proxy_tensor.make_fx(lambda a, b: xgemm_torch.sgemm(a, b))(a, b)

@@ -33,7 +33,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _C, _checks
+from . import _C, _checks, flops
 from ._checks import Words, own_words
 from .registry import stages
 
@@ -551,6 +551,8 @@ for _name in NAMES:
     _register_functorch(_name)
     _register_autocast(_name, OPS[_name])
 
+
+flops.register(getattr(torch.ops.xgemm, name) for name in NAMES)
 
 SGEMM = own_words("sgemm")
 
