@@ -12,7 +12,7 @@ Which way a call goes:
   short on purpose; a call's host time counts for small products.
 - gradients, forward mode, ``torch.func`` transforms: an ``autograd.Function`` with ``backward``,
   ``jvp`` and ``vmap``, made of the same functions, so that every order and nesting is right.
-- while compiling or exporting: the operator itself.
+- while compiling or exporting, and under ``torch.func.functionalize``: the operator itself.
 - the operator itself, also where it is called directly: its kernels for the Autograd key and for
   the key at which ``torch.func`` begins lead to the same functions.
 
