@@ -199,6 +199,25 @@ def test_import_brings_no_heavy_packages():
     assert not new & heavy
 
 
+@pytest.mark.parametrize("first", ["xgemm_torch", "torch.utils.flop_counter"])
+def test_import_leaves_the_counter_of_flops_to_those_who_count(first):
+    code = f"""
+        import sys, torch
+        finders = list(sys.meta_path)
+        import {first}
+        if {first!r} == "xgemm_torch":
+            assert "torch.utils.flop_counter" not in sys.modules
+        import xgemm_torch
+        from torch.utils.flop_counter import FlopCounterMode
+        assert sys.meta_path == finders
+        a = torch.ones(4, 4)
+        with FlopCounterMode(display=False) as counter:
+            xgemm_torch.sgemm(a, a)
+        assert counter.get_total_flops() == 128
+    """
+    _run(code)
+
+
 def test_threads_may_call_at_once():
     import threading
 

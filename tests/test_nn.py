@@ -104,6 +104,74 @@ def test_linear_with_activation(activation):
     close(xgemm_torch.linear(x, w, b, activation), function(F.linear(x, w, b)))
 
 
+JAGGED = {
+    "sequences": lambda: torch.nested.nested_tensor(
+        [problems.normal(2, 4), problems.normal(3, 4)], layout=torch.jagged
+    ),
+    "heads": lambda: torch.nested.nested_tensor(
+        [problems.normal(2, 5, 4), problems.normal(3, 5, 4)], layout=torch.jagged
+    ),
+    "holes": lambda: torch.nested.narrow(
+        problems.normal(2, 6, 4), 1, torch.tensor([0, 1]), torch.tensor([2, 3]), torch.jagged
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "compiled"),
+    [*((kind, False) for kind in JAGGED), ("sequences", True), ("heads", True)],
+)
+def test_linear_of_jagged_inputs(kind, compiled):
+    given, w, b = JAGGED[kind](), problems.normal(6, 4), problems.normal(6)
+
+    def results(function):
+        leaves = [t.detach().requires_grad_() for t in (given, w, b)]
+        y = function(*leaves)
+        rows = y.values() if y.is_nested else y
+        rows.square().sum().backward()
+        return y.shape, rows, [t.grad.values() if t.is_nested else t.grad for t in leaves]
+
+    ours = xgemm_torch.linear
+    if compiled:
+        torch.compiler.reset()
+        ours = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    shape, *got = results(ours)
+    assert shape[-1] == 6
+    if not compiled:
+        assert shape[:-1] == given.shape[:-1], "the same lengths, so that they can be added"
+    _, *want = results(lambda x, w, b: F.linear(x.values(), w, b))
+    close(got, want)
+
+
+def test_linear_of_jagged_inputs_is_refused():
+    x, w = JAGGED["sequences"](), problems.normal(6, 4)
+    with pytest.raises(ValueError, match="linear: the last dimension of a jagged x must not be"):
+        xgemm_torch.linear(x.transpose(1, 2), problems.normal(6, 5))
+    with pytest.raises(ValueError, match="linear: inner sizes differ"):
+        xgemm_torch.linear(x, w[:, 1:])
+    with pytest.raises(TypeError, match="linear: weight must be float32, got float64"):
+        xgemm_torch.linear(x, w.double())
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_operands_are_refused(layout):
+    x = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
+    text = "must be a dense .strided. tensor, got a nested one"
+    w = torch.ones(4, 4)
+    for call in (
+        lambda: xgemm_torch.mm(x, w),
+        lambda: xgemm_torch.bmm(x, w.expand(2, 4, 4)),
+        lambda: xgemm_torch.matmul(x, w),
+        lambda: xgemm_torch.addmm(w, x, w),
+        lambda: xgemm_torch.linear(w, x),
+        lambda: xgemm_torch.linear(w, w, x),
+        *([] if layout is torch.jagged else [lambda: xgemm_torch.linear(x, w)]),
+    ):
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad), pytest.raises(TypeError, match=text):
+                call()
+
+
 @pytest.mark.parametrize(
     ("args", "kind", "text"),
     [

@@ -333,6 +333,16 @@ def test_out_spoils_graphs_that_hold_its_old_value():
             y.backward()
 
 
+@pytest.mark.parametrize("call", [xgemm_torch.sgemm, op("sgemm").out], ids=["function", "op"])
+def test_a_call_that_fails_leaves_the_graphs_of_out(call):
+    x, out = torch.ones(2, 2, requires_grad=True), torch.full((2, 2), 3.0)
+    y = (x * out).sum()
+    with pytest.raises(ValueError, match="inner sizes differ"):
+        call(torch.ones(2, 3), torch.ones(2, 2), out=out)
+    y.backward()
+    assert torch.equal(x.grad, out)
+
+
 def test_out_of_an_inference_tensor():
     with torch.inference_mode():
         out = torch.zeros(2, 2)
@@ -448,13 +458,16 @@ class Count(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.calls: list[str] = []
+        self.largest = 0  # elements of a result
         self.kernels: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.calls.append(str(func))
         if func.namespace == "xgemm":
             self.kernels.append((kwargs or {}).get("kernel", "auto"))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self.largest = max(self.largest, result.numel() if isinstance(result, Tensor) else 0)
+        return result
 
     def products(self) -> int:
         return sum(call.startswith("xgemm.") for call in self.calls)
@@ -485,6 +498,49 @@ def test_shared_weight_has_one_product_for_a_batch():
     assert count.copies() == []
     assert not any("sum" in call for call in count.calls)
     close(w.grad, torch.einsum("bmn,bmk->nk", torch.ones_like(y), x))
+
+
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+def test_gradients_of_a_shared_operand_take_no_more_than_the_others(left, layout):
+    """Of many small samples of any strides; the gradients of all of them are never in memory."""
+    m, n, k, batch = (20, 2, 20, 50) if left else (2, 20, 20, 50)
+    sizes = (None, batch) if left else (batch, None)
+    a, b, flags = problems.operands(m, n, k, layout, batch=sizes)
+    w, x = (a.requires_grad_(), b) if left else (b.requires_grad_(), a)
+    lie = {
+        "plain": x,
+        "sequence": x.transpose(0, 1).contiguous().transpose(0, 1),
+        "sliced": torch.cat((x, x), 1)[:, : x.shape[1]],
+        "transposed": x.mT.contiguous().mT,
+    }
+    weight = problems.normal(batch, m, n)
+    for name, t in lie.items():
+        operands = (w, t.requires_grad_()) if left else (t.requires_grad_(), w)
+        want = torch.autograd.grad(problems.exact(*operands, **flags), w, weight.double())
+        with Count() as count:
+            y = xgemm_torch.sgemm(*operands, **flags)
+            (got,) = torch.autograd.grad(y, w, weight, create_graph=True)
+            (again,) = torch.autograd.grad(got.square().sum(), t)
+        assert count.largest == x.numel(), name
+        assert again.shape == x.shape, name
+        close(got, want[0])
+
+
+def test_gradients_of_a_shared_operand_copy_no_more_than_they_save():
+    x, w = problems.normal(2, 61, 4)[:, 1:], problems.normal(4, 3).requires_grad_()
+    y = xgemm_torch.sgemm(x, w)
+    with Count() as count:
+        y.backward(torch.ones_like(y))
+    assert count.copies() == []
+    close(w.grad, x.sum((0, 1))[:, None].expand(4, 3))
+
+
+def test_the_graphs_nodes_have_their_names():
+    a = problems.normal(3, 3).requires_grad_()
+    for call in (xgemm_torch.sgemm, op("sgemm")):
+        y = call(a, a)
+        assert y.grad_fn.name() == type(y.grad_fn).__name__
 
 
 def test_only_what_backward_needs_is_kept():
@@ -572,6 +628,34 @@ def test_autocast_leaves_float64_alone():
         pytest.raises(TypeError, match="a must be float32, got float64"),
     ):
         xgemm_torch.sgemm(a, a)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_autocast_in_a_checkpoint(early_stop):
+    """The exception that ends a recomputation early is no mistake of the call that it ends."""
+    x, w = problems.normal(3, 4).bfloat16().requires_grad_(), problems.normal(5, 4).requires_grad_()
+    checkpoint = torch.utils.checkpoint
+    with (
+        checkpoint.set_checkpoint_early_stop(early_stop),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        y = checkpoint.checkpoint(xgemm_torch.linear, x, w, use_reentrant=False)
+    y.sum().backward()
+    close(w.grad, x.detach().float().sum(0).expand(5, 4))
+
+
+@pytest.mark.parametrize("call", [xgemm_torch.sgemm, op("sgemm")], ids=["function", "operator"])
+def test_an_error_under_autocast_is_its_own(call):
+    def refuse(t: Tensor) -> Tensor:
+        raise RuntimeError("not packed today")
+
+    a, b = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2).bfloat16()
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t),
+        pytest.raises(RuntimeError, match="not packed today"),
+    ):
+        call(a, b)
 
 
 def test_autocast_and_out():
@@ -776,6 +860,16 @@ def test_wrong_arguments_with_gradients(case):
         xgemm_torch.sgemm(a, *args[1:], **kwargs)
 
 
+@pytest.mark.parametrize("flag", ["trans_a", "trans_b"])
+@pytest.mark.parametrize("value", [0, 1, 2, None])
+def test_a_flag_is_a_bool_in_every_call(flag, value):
+    a, x = torch.ones(3, 3), torch.ones(3, 3, requires_grad=True)
+    for call in (xgemm_torch.sgemm, torch.func.vmap(xgemm_torch.sgemm, (0, None))):
+        for left in (a, x):
+            with pytest.raises(TypeError, match=f"sgemm: {flag} must be a bool, got"):
+                call(left.expand(2, 3, 3), a, **{flag: value})
+
+
 @pytest.mark.parametrize("case", [c for c in WRONG if "out" not in WRONG[c][1]])
 def test_wrong_arguments_under_transforms(case):
     args, kwargs, kind, text = WRONG[case]
@@ -835,6 +929,18 @@ def test_cpp_refuses_dtypes(case):
         pytest.raises((TypeError, ValueError), match=re.escape(text)),
     ):
         call(*args, **kwargs)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("call", [xgemm_torch.sgemm, op("sgemm")], ids=["function", "operator"])
+def test_no_memory_for_a_result_is_torchs_own_error(call, grad):
+    """What programs look for that try again with less."""
+    a = torch.zeros(1, requires_grad=grad).expand(2**22, 1)
+    with pytest.raises(RuntimeError) as theirs:
+        torch.mm(a, a.T)
+    with pytest.raises(RuntimeError, match="can't allocate memory: you tried to") as ours:
+        call(a, a.T)
+    assert ours.type is theirs.type
 
 
 def test_meta_operands_give_meta_results():
@@ -980,6 +1086,14 @@ def test_cuda_without_memory_for_a_workspace(kernel):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert torch.equal(xgemm_torch.sgemm(a, b), before)
+
+
+@pytest.mark.gpu
+def test_cuda_without_memory_for_a_result():
+    a = torch.zeros(1, device="cuda").expand(2**22, 1)
+    for call in (xgemm_torch.sgemm, op("sgemm")):
+        with pytest.raises(torch.OutOfMemoryError):
+            call(a, a.T)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,9 @@ are the forms that differ in how they are derived (a bias, transposed operands, 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import problems
@@ -414,11 +416,33 @@ def test_out_is_refused_under_transforms():
     a, b, out = torch.ones(2, 3, 4), torch.ones(4, 5), torch.ones(3, 5)
     with pytest.raises(RuntimeError, match="out= does not work under torch.func"):
         vmap(lambda a: xgemm_torch.sgemm(a, b, out=out))(a)
-    with (
-        forward_ad.dual_level(),
-        pytest.raises(RuntimeError, match="out= does not work under torch.func"),
-    ):
-        xgemm_torch.sgemm(a[0], b, out=out)
+    for way in (xgemm_torch.sgemm, torch.ops.xgemm.sgemm.out):
+        for i in range(3):
+            with forward_ad.dual_level():
+                given = [a[0], b, out.clone()]
+                given[i] = forward_ad.make_dual(given[i], given[i])
+                with pytest.raises(RuntimeError, match="out= does not work under torch.func"):
+                    way(*given[:2], out=given[2])
+
+
+def test_out_is_taken_while_another_thread_is_in_forward_mode():
+    a, b, out = problems.normal(3, 4), problems.normal(4, 5), torch.empty(3, 5)
+    begun, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with forward_ad.dual_level():
+            begun.set()
+            end.wait()
+
+    other = threading.Thread(target=work)
+    other.start()
+    begun.wait()
+    try:
+        same(xgemm_torch.sgemm(a, b, out=out), a @ b)
+        same(torch.ops.xgemm.sgemm(-a, b, out=out), -a @ b)
+    finally:
+        end.set()
+        other.join()
 
 
 # ------------------------------------------------------------------------------ compile, export
@@ -505,6 +529,39 @@ def test_data_dependent_rows(fresh_dynamo):
             same(compiled(x, mask), x[mask] @ w + 1)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda f, r, w: f.addmm(r[:, 0], r[:, 1], w), id="residual"),
+        pytest.param(lambda f, r, w: f.linear(r.transpose(0, 1), w), id="transposed"),
+        pytest.param(lambda f, r, w: f.linear(r[:, 1:], w), id="sliced"),
+        pytest.param(lambda f, r, w: f.matmul(r, w[None]), id="batch of one"),
+        pytest.param(lambda f, r, w: f.matmul(r[None], w[None, None]), id="batches of one"),
+        pytest.param(lambda f, r, w: f.matmul(w, r.mT), id="shared left"),
+        pytest.param(lambda f, r, w: f.bmm(r, r.mT), id="one batch"),
+    ],
+)
+def test_data_dependent_batches(call, fresh_dynamo):
+    """Sizes that nobody knows while compiling: what needs no answer is not asked."""
+    x, w = problems.normal(6, 3, 4), problems.normal(4, 4)
+    mask = torch.tensor([1, 0, 1, 1, 0, 1]).bool()
+
+    def gradients(function):
+        leaves = [t.clone().requires_grad_() for t in (x, w)]
+        y = function(*leaves)
+        return y, torch.autograd.grad(y.square().sum(), leaves, allow_unused=True)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(
+            lambda x, w: call(xgemm_torch, x[mask], w), backend="aot_eager", fullgraph=True
+        )
+        got = gradients(compiled)
+    theirs = SimpleNamespace(
+        addmm=torch.addmm, bmm=torch.bmm, matmul=torch.matmul, linear=torch.nn.functional.linear
+    )
+    same(got, gradients(lambda x, w: call(theirs, x[mask], w)))
+
+
 @pytest.mark.parametrize("alias", [False, True])
 def test_compile_with_out(alias, fresh_dynamo):
     a, b = problems.normal(3, 4), problems.normal(4, 5)
@@ -568,6 +625,54 @@ def test_export(strict, tmp_path):
     for rows in (2, 5, 17):
         x = problems.normal(rows, 6)
         same(loaded.module()(x), model(x))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_functionalize(form, way):
+    args, flags = inputs(form)
+
+    def f(*args):
+        y = WAYS[way](*args, **flags)
+        y[0].add_(1)
+        return y
+
+    functional = torch.func.functionalize(f)
+    same(functional(*args), f(*args))
+    same(vmap(functional)(*(t[None] for t in args)), f(*args)[None])
+    leaves = [t.clone().requires_grad_() for t in args]
+    twins = [t.clone().requires_grad_() for t in args]
+    functional(*leaves).square().sum().backward()
+    f(*twins).square().sum().backward()
+    same([t.grad for t in leaves], [t.grad for t in twins])
+    graph = torch.fx.experimental.proxy_tensor.make_fx(functional)(*args)
+    assert "add_" not in graph.code
+    same(graph(*args), f(*args))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_flops_are_counted(form, way):
+    """Forward and backward, as torch counts its products'; sums and factors are not."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    args, flags = inputs(form)
+    counts = []
+    for product in (WAYS[way], aten):
+        with FlopCounterMode(display=False) as counter:
+            backward(product, args, flags)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_flops_of_out_are_counted():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    a, b, out = problems.normal(3, 4), problems.normal(4, 5), torch.empty(3, 5)
+    with FlopCounterMode(display=False) as counter:
+        xgemm_torch.sgemm(a, b, out=out)
+        torch.ops.xgemm.sgemm(a, b, out=out)
+    assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 5
 
 
 def test_make_fx_and_symbolic_trace():

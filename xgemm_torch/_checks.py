@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .registry import stages
 
@@ -59,6 +60,15 @@ def _sizes(shape: Any) -> str:
 def _of_torch(thing: object) -> str:
     """``torch.float64`` -> ``float64``."""
     return str(thing).removeprefix("torch.")
+
+
+def known(fact: Any) -> bool:
+    """Whether a comparison of sizes is known to hold; of a size that data decide it may not be."""
+    if type(fact) is bool and not is_compiling():
+        return fact
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # not at import: it is large
+
+    return guard_or_false(fact)
 
 
 def _operand(name: str, arg: str, t: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -107,6 +117,12 @@ def number(name: str, arg: str, value: Any) -> None:
             raise ValueError(f"{name}: {arg} is an int beyond any float") from None
     if _MOST <= abs(value) < math.inf:
         raise ValueError(f"{name}: {arg} is {value:g}, beyond float32's largest number")
+
+
+def flag(name: str, arg: str, value: Any) -> None:
+    """Raise TypeError unless a flag is True or False; the dispatcher would take a number."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
 
 
 def check_options(
@@ -188,15 +204,15 @@ def result_shape(
         shape = ((b if len(a) == 2 else a)[0], m, n)
     else:
         batch_a, batch_b = a[0], b[0]
-        if batch_a == batch_b or batch_b == 1:
-            shape = (batch_a, m, n)
-        elif batch_a == 1:
-            shape = (batch_b, m, n)
-        else:
-            raise ValueError(f"{call.name}: batch sizes differ: {given}")
+        only_b = known(batch_a == 1)
+        if not only_b and not known(batch_b == 1):
+            torch._check_value(
+                batch_a == batch_b, lambda: f"{call.name}: batch sizes differ: {given}"
+            )
+        shape = (batch_b if only_b else batch_a, m, n)
     if c is not None:
         fits = len(c) <= len(shape) and all(
-            have is need or have == 1 or have == need
+            have is need or known(have == need) or have == 1
             for have, need in zip(reversed(c), reversed(shape), strict=False)
         )
         if not fits:
@@ -257,8 +273,7 @@ def check(
     number(name, "alpha", alpha)
     number(name, "beta", beta)
     for arg, value in (("trans_a", trans_a), ("trans_b", trans_b)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
+        flag(name, arg, value)
     _devices(name, operands)
     c_shape = None if c is None else c.shape
     shape = result_shape(call, a.shape, b.shape, c_shape, trans_a, trans_b)

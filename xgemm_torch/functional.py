@@ -7,13 +7,15 @@ raising ValueError where torch raises RuntimeError, in giving float32 under auto
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
-from ._checks import Words
+from ._checks import Words, known
 from .ops import overridden, refuse_grad, sgemm_as
 
 __all__ = ["addmm", "bmm", "linear", "matmul", "mm"]
@@ -31,7 +33,7 @@ def linear(
     """activation(x weight^T + bias), as ``torch.nn.functional.linear`` with an activation.
 
     Args:
-        x: (..., in_features), any leading shape, none too.
+        x: (..., in_features), any leading shape, none too; a nested tensor of layout torch.jagged.
         weight: (out_features, in_features), or (in_features,) for one output without a dimension.
         bias: (out_features,), or () with a weight of one dimension.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
@@ -57,6 +59,10 @@ def linear(
             kernel=kernel,
         )
     how: dict[str, Any] = {"precision": precision, "kernel": kernel, "activation": activation}
+    if isinstance(x, Tensor) and x.is_nested and x.layout is torch.jagged:
+        if x._ragged_idx == x.dim() - 1:
+            raise ValueError("linear: the last dimension of a jagged x must not be the ragged one")
+        return _of_rows(x, lambda rows: linear(rows, weight, bias, **how))
     rank = _rank("linear", "x", x)
     if rank == 2 and _rank("linear", "weight", weight) == 2:
         _bias_fits(bias, weight)
@@ -282,6 +288,8 @@ def _sizes(t: Tensor) -> str:
 def _rank(name: str, arg: str, t: Any) -> int:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name}: {arg} must be a tensor, got {type(t).__name__}")
+    if t.is_nested:
+        raise TypeError(f"{name}: {arg} must be a dense (strided) tensor, got a nested one")
     return t.dim()
 
 
@@ -310,17 +318,29 @@ def _rows(x: Tensor) -> Tensor:
     """
     if x.dim() == 1:
         return x.unsqueeze(0)
-    if x.dim() == 2 or x.is_contiguous():
+    if x.dim() == 2 or (not is_compiling() and x.is_contiguous()):  # the breaks say the same
         return x.flatten(0, -2)
-    y = x.squeeze([i for i in range(x.dim() - 2) if x.shape[i] == 1])
-    breaks = [i for i in range(y.dim() - 2) if y.stride(i) != y.shape[i + 1] * y.stride(i + 1)]
+    y = x.squeeze([i for i in range(x.dim() - 2) if known(x.shape[i] == 1)])
+    breaks = [
+        i
+        for i in range(y.dim() - 2)
+        if not known(y.stride(i) == y.shape[i + 1] * y.stride(i + 1))
+    ]
     if len(breaks) == 1:
         return y.flatten(breaks[0] + 1, -2).flatten(0, breaks[0])
     return y.flatten(0, -2)
 
 
+def _of_rows(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The jagged tensor of what ``function`` makes of the rows of a jagged one."""
+    out = function(x.values())
+    return torch.nested.nested_tensor_from_jagged(
+        out, x.offsets(), x.lengths(), x._ragged_idx, x._maybe_min_seqlen, x._maybe_max_seqlen
+    )
+
+
 def _one_batch(t: Tensor, lead: torch.Size) -> Tensor:
     """The batch dimensions of ``t`` as one; none where ``t`` is the same for the whole batch."""
-    if all(size == 1 for size in t.shape[:-2]):
+    if all(known(size == 1) for size in t.shape[:-2]):
         return t.reshape(t.shape[-2:])
     return t.expand(*lead, *t.shape[-2:]).flatten(0, -3)

@@ -12,7 +12,7 @@ Which way a call goes:
   short on purpose; a call's host time counts for small products.
 - gradients, forward mode, ``torch.func`` transforms: an ``autograd.Function`` with ``backward``,
   ``jvp`` and ``vmap``, made of the same functions, so that every order and nesting is right.
-- while compiling or exporting: the operator itself.
+- while compiling or exporting, and under ``torch.func.functionalize``: the operator itself.
 - the operator itself, also where it is called directly: its kernels for the Autograd key and for
   the key at which ``torch.func`` begins lead to the same functions.
 
@@ -33,7 +33,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _C, _checks
+from . import _C, _checks, flops
 from ._checks import Words, own_words
 from .registry import stages
 
@@ -125,6 +125,16 @@ def _traced_tangent(*operands: Tensor | None) -> bool:
     )
 
 
+def _any_tangent(*operands: Tensor | None) -> bool:
+    """Whether an operand has a tangent: forward mode may be another thread's.
+
+    Compiled, only the graph knows tangents: there may be one.
+    """
+    return is_compiling() or any(
+        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in operands
+    )
+
+
 # ---------------------------------------------------------------------------------------------
 # One product, differentiable in every way that torch has.
 
@@ -163,7 +173,7 @@ def _forward(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """Keep what ``backward`` and ``jvp`` need of the inputs of ``_forward``, and no more."""
-    ctx.name, a, b, c, ctx.flags, _ = inputs
+    ctx.op, a, b, c, ctx.flags, _ = inputs  # a node has a method `name`
     _, need_a, need_b, *_ = ctx.needs_input_grad
     ctx.save_for_backward(a if need_b else None, b if need_a else None)
     ctx.shapes = a.shape, b.shape, None if c is None else c.shape
@@ -179,21 +189,29 @@ def _split(flags: dict[str, Any]) -> tuple[bool, bool, float, dict[str, Any]]:
     return flags.get("trans_a", False), flags.get("trans_b", False), flags.get("beta", 1.0), kept
 
 
-def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, ...] | None:
-    """Batches of ``x`` and ``y`` laid one below the other, or None where that needs a copy.
+def _one_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Batches of ``x`` and ``y`` laid one below the other.
 
-    Then the sum over the batch of x_i^T y_i is one product of the results.
+    Then the sum over the batch of x_i^T y_i is one product of the results. None where there is no
+    such sum, or where laying them so takes a copy larger than the products of all samples.
     """
-    if x.dim() == 3 and y.dim() == 3 and x.shape[0] == y.shape[0]:
-        if _stacks(x) and _stacks(y):
-            return tuple(t.reshape(t.shape[0] * t.shape[1], t.shape[2]) for t in (x, y))
-    return None
+    if x.dim() != 3 or y.dim() != 3 or not _checks.known(x.shape[0] == y.shape[0]):
+        return None
+    copied = sum(t.numel() for t in (x, y) if not _stacks(t))
+    if _checks.known(copied > x.shape[0] * x.shape[2] * y.shape[2]):
+        return None
+    x, y = (t.reshape(t.shape[0] * t.shape[1], t.shape[2]) for t in (x, y))
+    return x, y
 
 
 def _stacks(t: Tensor) -> bool:
     """Whether dimensions -3 and -2 of ``t`` are one dimension without a copy."""
     above, below = t.shape[-3], t.shape[-2]
-    return above == 1 or below == 1 or t.stride(-3) == below * t.stride(-2)
+    return (
+        _checks.known(t.stride(-3) == below * t.stride(-2))
+        or _checks.known(above == 1)
+        or _checks.known(below == 1)
+    )
 
 
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
@@ -219,19 +237,25 @@ class _Rules:
                     flags["trans_a"] = True
                 if trans_y:
                     flags["trans_b"] = True
-                return _product(ctx.name, x, y, **flags)
+                return _product(ctx.op, x, y, **flags)
+
+            def shared(shape: torch.Size) -> bool:
+                return grad.dim() == 3 and (len(shape) == 2 or _checks.known(shape[0] == 1))
 
             if need_a:
-                grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
-                grad_a = _reduced(grad_a, a_shape)
+                if shared(a_shape) and (pair := _one_product(grad.mT, b if tb else b.mT)):
+                    x, y = reversed(pair) if ta else pair
+                    grad_a = times(x, y, True, False).view(a_shape)
+                else:
+                    grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
+                    grad_a = _reduced(grad_a, a_shape)
             if need_b:
-                shared = len(b_shape) == 2 or b_shape[0] == 1
-                pair = _one_product(a, grad) if shared and not ta else None
-                x, g = pair if pair is not None else (a, grad)
-                grad_b = times(g, x, True, ta) if tb else times(x, g, not ta, False)
-                if pair is not None and len(b_shape) == 3:
-                    grad_b = grad_b.unsqueeze(0)
-                grad_b = _reduced(grad_b, b_shape)
+                if shared(b_shape) and (pair := _one_product(a.mT if ta else a, grad)):
+                    x, y = reversed(pair) if tb else pair
+                    grad_b = times(x, y, True, False).view(b_shape)
+                else:
+                    grad_b = times(grad, a, True, ta) if tb else times(a, grad, not ta, False)
+                    grad_b = _reduced(grad_b, b_shape)
             if need_c and beta == 0:
                 grad_c = grad.new_zeros(c_shape)
             elif need_c:
@@ -251,11 +275,11 @@ class _Rules:
         for x, y in ((tan_a, b), (a, tan_b)):
             if x is not None and y is not None:
                 scale = {} if total is None else {"beta": beta}
-                total = _product(ctx.name, x, y, total, trans_a=ta, trans_b=tb, **kept, **scale)
+                total = _product(ctx.op, x, y, total, trans_a=ta, trans_b=tb, **kept, **scale)
                 beta = 1.0
         if total is None or total is not tan_c:
             return total
-        return (tan_c * beta).expand(_checks.result_shape(own_words(ctx.name), *ctx.shapes, ta, tb))
+        return (tan_c * beta).expand(_checks.result_shape(own_words(ctx.op), *ctx.shapes, ta, tb))
 
 
 class _Plain(_Rules, Function):
@@ -398,10 +422,28 @@ def _vmapped(
     return product(a, b, c), 0
 
 
+def _functionalized() -> Any:
+    """What unwraps and wraps again where the transform is ``functionalize``, else None.
+
+    It has no rule for an autograd Function, and a product without ``out`` needs none.
+    """
+    functorch = torch._C._functorch
+    if functorch.peek_interpreter_stack().key() != functorch.TransformType.Functionalize:
+        return None
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    return FunctorchFunctionalizeAPI(retrieve_current_functorch_interpreter())
+
+
 def _transformed(
     name: str, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]
 ) -> Tensor:
     """One call under a transform of ``torch.func``."""
+    if (outer := _functionalized()) is not None:
+        a, b, c = outer.unwrap_tensors((a, b, c))
+        with outer.redispatch_to_next():
+            return outer.wrap_tensors(OPS[name](a, b, c, **flags))
     a, b, c = (_float32(t) if isinstance(t, Tensor) else t for t in (a, b, c))
     _checks.check(own_words(name), KERNELS[name], a, b, c, **flags)
     return _differentiable(name, a, b, c, flags)
@@ -423,19 +465,28 @@ def _register_functorch(name: str) -> None:
 # Fakes, autograd kernels, autocast
 
 
-def _raise_as_python(name: str, *operands: Any, words: Words | None = None, **flags: Any) -> None:
+def _raise_as_python(
+    error: Exception, name: str, *operands: Any, words: Words | None = None, **flags: Any
+) -> None:
     """After a failed call: raise what is wrong with its arguments, if it was them.
 
     The kernels check everything, but the dispatcher and C++ know fewer kinds of exception, and not
-    by what name their caller was called.
+    by what name their caller was called. Exceptions of other kinds are no mistakes in a call: one
+    ends a recomputation (torch.utils.checkpoint). The lack of memory for a result, whose message
+    the stable ABI loses, becomes torch's own.
     """
+    if not isinstance(error, (AttributeError, KeyError, TypeError, ValueError, RuntimeError)):
+        return
     call = words or own_words(name)
     try:
-        _checks.check(call, KERNELS[name], *operands, **flags)
+        operands = tuple(_float32(t) if isinstance(t, Tensor) else t for t in operands)
+        shape = _checks.check(call, KERNELS[name], *operands, **flags)
         if flags.get("out") is not None:
             refuse_grad(*operands, flags["out"], call)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise error from None
+        elif "aoti_torch_empty_strided" in str(error):
+            operands[0].new_empty(shape)
+    except (TypeError, ValueError, RuntimeError) as known:
+        raise known from None
 
 
 def _register_fake(name: str) -> None:
@@ -460,8 +511,8 @@ def _register_autograd(name: str) -> None:
                 return _differentiable(name, a, b, c, flags, keyset)
             with _BelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
-        except Exception:
-            _raise_as_python(name, a, b, c, **flags)
+        except Exception as error:
+            _raise_as_python(error, name, a, b, c, **flags)
             raise
 
     _LIB.impl(name, kernel, "Autograd", with_keyset=True)
@@ -501,6 +552,8 @@ for _name in NAMES:
     _register_autocast(_name, OPS[_name])
 
 
+flops.register(getattr(torch.ops.xgemm, name) for name in NAMES)
+
 SGEMM = own_words("sgemm")
 
 
@@ -508,7 +561,7 @@ def refuse_grad(
     a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, words: Words = SGEMM
 ) -> None:
     """Raise as torch's own out= functions do."""
-    if _functorch_active() or _forward_mode():
+    if _functorch_active() or (_forward_mode() and _any_tangent(a, b, c, out)):
         raise RuntimeError(
             f"{words.name}: out= does not work under torch.func transforms or forward-mode "
             "differentiation; leave it out"
@@ -545,8 +598,8 @@ def _out_autograd(
             _SGEMM_OUT.redispatch(
                 keyset & torch._C._after_autograd_keyset, a, b, c, out=out, **flags
             )
-    except Exception:
-        _raise_as_python("sgemm", a, b, c, out=out, **flags)
+    except Exception as error:
+        _raise_as_python(error, "sgemm", a, b, c, out=out, **flags)
         raise
     return out
 
@@ -561,11 +614,11 @@ def _out_inplace(
     **flags: Any,
 ) -> Tensor:
     """Tell autograd that ``out`` has changed, for graphs that hold its old value."""
-    torch.autograd.graph.increment_version(out)
     with _BelowInplace():
         _SGEMM_OUT.redispatch(
             keyset & torch._C._after_ADInplaceOrView_keyset, a, b, c, out=out, **flags
         )
+    torch.autograd.graph.increment_version(out)  # a call that fails has changed nothing
     return out
 
 
@@ -638,8 +691,10 @@ def sgemm(
         # The dispatcher's work grows with the arguments given, so only what is no default is.
         if trans_a is not False:
             flags["trans_a"] = trans_a
+            _checks.flag("sgemm", "trans_a", trans_a)
         if trans_b is not False:
             flags["trans_b"] = trans_b
+            _checks.flag("sgemm", "trans_b", trans_b)
         if precision != "fp32":
             flags["precision"] = precision
         if kernel != "auto":
@@ -669,9 +724,9 @@ def sgemm(
             return _differentiable("sgemm", a, b, c, flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
-    except Exception:
+    except Exception as error:
         if not has_torch_function_variadic(a, b, c, out):  # else they have raised it themselves
-            _raise_as_python("sgemm", a, b, c, out=out, **flags)
+            _raise_as_python(error, "sgemm", a, b, c, out=out, **flags)
         raise
 
 
@@ -693,8 +748,8 @@ def sgemm_as(
     """``sgemm`` for a function that has another name, and others for its operands."""
     try:
         return sgemm(a, b, c, out=out, **flags)
-    except (TypeError, ValueError, RuntimeError):
-        _raise_as_python("sgemm", a, b, c, out=out, words=words, **flags)
+    except (TypeError, ValueError, RuntimeError) as error:
+        _raise_as_python(error, "sgemm", a, b, c, out=out, words=words, **flags)
         raise
 
 
@@ -715,17 +770,18 @@ def sgemm_packed(
             return _SGEMM(a, b, c, **flags)
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
-    except Exception:
-        _raise_as_python("sgemm", a, b, c, out=out, words=words, **flags)
+    except Exception as error:
+        _raise_as_python(error, "sgemm", a, b, c, out=out, words=words, **flags)
         raise
 
 
 def _into(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
     refuse_grad(a, b, c, out)
+    with _BelowInplace():
+        _SGEMM_OUT(a, b, c, out=out, **flags)
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
-    with _BelowInplace():
-        return _SGEMM_OUT(a, b, c, out=out, **flags)
+    return out
 
 
 def _copy_out(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:

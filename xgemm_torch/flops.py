@@ -1,0 +1,60 @@
+"""What the operators' calls count in ``torch.utils.flop_counter``.
+
+Few programs count, and that module is a large one to import: the operators' formula is registered
+when somebody imports it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Iterable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_COUNTER = "torch.utils.flop_counter"
+
+
+def _product(
+    a_shape: Any, b_shape: Any, *args: Any, trans_a: bool = False, out_shape: Any, **kwargs: Any
+) -> int:
+    """A multiplication and an addition for each element of the result and each k, as torch's."""
+    return 2 * math.prod(out_shape) * a_shape[-2 if trans_a else -1]
+
+
+class _Finder(MetaPathFinder):
+    """Finds the counter as it would be found without this, once, and registers when it is made."""
+
+    def __init__(self, operators: list[Any]) -> None:
+        self.operators = operators
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != _COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        make = spec.loader.exec_module
+
+        def make_and_register(module: ModuleType) -> None:
+            make(module)
+            module.register_flop_formula(self.operators)(_product)
+
+        spec.loader.exec_module = make_and_register
+        return spec
+
+
+def register(operators: Iterable[Any]) -> None:
+    """Have the calls of operators counted, now or when the counter is imported.
+
+    Args:
+        operators: as ``torch.ops`` has them, with the arguments of ``sgemm``.
+    """
+    if _COUNTER in sys.modules:
+        sys.modules[_COUNTER].register_flop_formula(list(operators))(_product)
+    else:
+        sys.meta_path.insert(0, _Finder(list(operators)))
