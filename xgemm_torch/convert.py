@@ -151,6 +151,12 @@ def revert(model: nn.Module) -> ConvertReport:
 
     Modules that were made as ``xgemm_torch.nn.Linear`` stay so (``to_linear()`` gives torch's).
 
+    Args:
+        model: the model, which is changed in place; its parameters stay the same objects.
+
+    Returns:
+        What was swapped back, what not, and why; ``str()`` gives it as a table.
+
     Raises:
         TypeError: ``model`` is no module.
     """

@@ -197,6 +197,9 @@ def explain(
         precision: "fp32" or "ieee".
         workspace: choose as if there were memory for so many bytes of it; None: for any number.
 
+    Returns:
+        What would run, why, and every row that was considered; ``str()`` gives it as text.
+
     Raises:
         TypeError: an operand is no dense float32 tensor.
         ValueError: sizes or names that do not fit; a negative size; operands of 2^63 bytes or more.

@@ -68,7 +68,9 @@ class Stage:
         name: the operator's name and the value for ``kernel=``.
         rung: its number on the ladder.
         idea: what is new in it, in a few words.
-        source: the published kernels that it comes from.
+        source: the published kernels that it comes from, as in "S v7, X 06": a letter is a key of
+            `xgemm_torch.sources.SYSTEMS`, behind it stands the kernel's name there, and
+            `xgemm_torch.sources.of_stage` tells more of each; "beyond the seeds" for none.
         file: its source file under ``csrc/xgemm/stages``.
         min_sm: the least compute capability, as in 80 or 90; 0 for any.
         max_sm: the last compute capability; 0 for any.
@@ -122,10 +124,15 @@ def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
 
     Returns:
         The length; 0 where one chain goes over all of k.
+
+    Raises:
+        TypeError: a size that is no int.
+        ValueError: a negative size.
+        OverflowError: a size of 2^63 or more.
     """
     return _C.chain_share(m, n, k, batch)
 
 
 def stages() -> list[Stage]:
-    """The stages of this build, lowest rung first."""
+    """The stages of this build, lowest rung first; the list is the caller's own."""
     return list(_stages())
