@@ -14,6 +14,7 @@ import torch
 import xgemm_torch
 from xgemm_torch import accuracy, environment, explain_command, info, ladder, ops, race
 from xgemm_torch.__main__ import main
+from xgemm_torch.explain import memory
 
 NAMES = [stage.name for stage in xgemm_torch.stages()]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -297,10 +298,43 @@ def test_ladder_of_a_wrong_size(capsys):
 
 
 def test_explain_as_table(capsys):
-    assert main(["explain", "4096", "1024", "768", "--trans-b", "--sm", "90"]) == 0
+    problem = ["explain", "4096", "1024", "768", "--trans-b", "--sm", "90", "--sm-count", "132"]
+    assert main([*problem, "--all"]) == 0
     text = capsys.readouterr().out
-    assert "4096 x 1024 x 768, NT" in text and "sm_90" in text
+    assert "4096 x 1024 x 768 (M x N x K), NT" in text
+    assert "a GPU as asked for (sm_90, 132 multiprocessors)" in text
     assert all(name in text for name in NAMES)
+    assert "--all" not in text
+
+
+def test_explain_begins_with_the_answer(capsys):
+    """Then come the best few rows, and what the words beside them mean."""
+    problem = ["explain", "4096", "4096", "4096", "--sm", "90", "--sm-count", "132"]
+    assert main(problem) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 30
+    assert lines[1].startswith("wgmma_fp16x3 128x128x32 in clusters of 2: measured ")
+    assert "smem_conflicted" not in "".join(lines)
+    rows = sum(len(stage.tiles) for stage in xgemm_torch.stages())
+    assert lines[-1] == f"These are the best {explain_command.BEST} of {rows} rows; " + (
+        "--all shows the others."
+    )
+    assert main([*problem, "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    slow = next(line for line in lines if "warp_tiled" in line)
+    assert "expected slower" in slow and "3900" not in slow
+    assert "expected slower: not measured here, so no time is known" in lines
+    # It runs there by its name, so it is auto alone that does not take it.
+    assert next(line for line in lines if " split_k " in line).split()[1] == "no"
+    assert "no, but with waves: runs if the stage is called by its name" in lines
+    assert "(1) is for elements of several chains, or for few rows" in lines
+
+
+def test_explain_says_which_gpu_it_assumes(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["explain", "64", "64", "64"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "on an H200, assumed (sm_90, 132 multiprocessors; there is no CUDA device)" in text
 
 
 def test_explain_as_json(capsys):
@@ -331,7 +365,14 @@ def test_explain_says_how_and_with_what_memory(capsys):
     )  # fmt: skip
     assert main(["explain", "2048", "2048", "2048", "--sm", "90", "--sm-count", "132"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"{row['scheme']}; {row['workspace']} bytes of workspace" in text
+    assert f"{row['scheme']}; {memory(row['workspace'])} of workspace" in text
+    none = ["explain", "2048", "2048", "2048", "--sm", "90", "--all", "--workspace", "0"]
+    assert main([*none, "--precision", "ieee"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "ffma: fused multiply-adds; 0 bytes of workspace" in text and "fp32" not in text
+    assert main(none) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "MiB of workspace, there is memory for 0 bytes" in text
 
 
 def test_explain_agrees_with_the_function():
@@ -344,7 +385,9 @@ def test_explain_agrees_with_the_function():
 def test_explain_of_nothing(capsys):
     for sizes in (["0", "4", "4"], ["4", "4", "4", "--batch", "0"]):
         assert main(["explain", *sizes]) == 0
-        assert "none: the result is empty, so nothing is launched" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "none: the result is empty, so nothing is launched" in text
+        assert "stage" not in text, "a table of nothing"
 
 
 def test_explain_refuses_negative_sizes(capsys):

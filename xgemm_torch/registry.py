@@ -54,6 +54,11 @@ class Tile:
         """Whether the producers do nothing but fetch, by TMA: others split what they fetch."""
         return self.producers > 0 and self.width > 1
 
+    @property
+    def team(self) -> str:
+        """A block's threads in words: those that hold results, then those that fetch, "256+128"."""
+        return f"{self.threads}+{self.producers}" if self.producers else f"{self.threads}"
+
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Tile:
         """From a row of the compiled module, which may tell more than this class keeps."""
@@ -107,6 +112,16 @@ def _stages() -> tuple[Stage, ...]:
         )
         for row in rows
     )
+
+
+def tile_name(stage: str, row: int) -> str:
+    """Name a row of a stage's tile table by its block tile, and by what else tells it apart."""
+    tiles = next(each.tiles for each in _stages() if each.name == stage)
+    plain = [f"{tile.BM}x{tile.BN}x{tile.BK}" for tile in tiles]
+    if plain.count(plain[row]) == 1:
+        return plain[row]
+    cluster = tiles[row].cluster
+    return plain[row] + (f" in clusters of {cluster}" if cluster > 1 else " without clusters")
 
 
 def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
