@@ -74,6 +74,26 @@ def test_help_of_every_command(command, capsys):
     assert f"usage: python -m xgemm_torch {command}" in capsys.readouterr().out
 
 
+def test_help_names_the_defaults_and_no_stage_twice(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert text.count("smem_conflicted_1d") == 0 and "--kernel STAGE" in text
+    for default in (
+        "optimizer steps of each run; default: tiny 20, nano 600, small 600, gpt2 100",
+        "rows a step; default: tiny 2, nano 16, small 16, gpt2 8",
+        "bytes a row; default: tiny 16, nano 64, small 256, gpt2 1024",
+        "peak learning rate; default: tiny 0.003, nano 0.003, small 0.001, gpt2 0.0006",
+        "steps between checkpoints; default: tiny 5, nano 50, small 50, gpt2 100",
+    ):
+        assert default in " ".join(text.split())
+    with pytest.raises(SystemExit):
+        main(["accuracy", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "depths of the products; 1 16 33 64 128 512 2048 8192 65536 on a GPU" in told
+
+
 def test_a_missing_package_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "xgemm_torch.train.command", None)
     assert main(["train"]) == 2
@@ -84,7 +104,7 @@ def test_a_missing_package_is_named(capsys, monkeypatch):
     ("arguments", "package", "missing"),
     [
         (["explain", "64", "64", "64"], "rich", ["rich", "tqdm", "matplotlib"]),
-        (["ladder", "--size", "32"], "rich", ["rich", "tqdm", "matplotlib"]),
+        (["ladder", "--size", "32"], "tqdm", ["rich", "tqdm", "matplotlib"]),
         (["ladder", "--size", "32", "--race"], "matplotlib", ["rich", "tqdm", "matplotlib"]),
         (["accuracy", "--size", "8", "--k", "2"], "tqdm", ["rich", "tqdm", "matplotlib"]),
         (["train"], "rich", ["rich", "tqdm", "matplotlib"]),
@@ -270,11 +290,35 @@ def test_ladder_says_what_its_check_is_worth(capsys, monkeypatch):
         {"stage": name, "device": "cpu", "ok": name != NAMES[2], "detail": "some detail"}
         for name in NAMES
     ]
-    monkeypatch.setattr(info, "self_test", lambda: rows)
+    monkeypatch.setattr(info, "self_test", lambda begins: rows)
     assert main(["ladder"]) == 1
     text = capsys.readouterr().out
     assert "not how fast it is" in " ".join(text.split())
     assert text.count("bits right") == sum(s.strict for s in xgemm_torch.stages()) - 1
+
+
+@pytest.mark.skipif(not NO_GPU, reason="with a GPU the ladder shows speed")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_ladder_shows_how_far_it_is(options, capsys, monkeypatch):
+    """On a terminal, while it checks and counts each stage; JSON is for no eyes."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
+    assert main(["ladder", "--size", "32", *options]) == 0
+    seen = capsys.readouterr()
+    assert ("%" in seen.err) == (not options)
+    assert "checking" not in seen.out
+
+
+def test_a_stage_of_one_capability_needs_that_only():
+    needs = {row["name"]: ladder._needs(row) for row in map(ladder.describe, xgemm_torch.stages())}
+    assert needs["naive"] == "any GPU" and needs["mma_fp16x3"] == "sm_80"
+    assert needs["wgmma_fp16x3"] == "sm_90 only"
+    assert ladder._needs({"min_sm": 80, "max_sm": 90}) == "sm_80 to sm_90"
+
+
+def test_threads_that_fetch_are_counted_beside_those_that_multiply():
+    row = ladder.describe(next(s for s in xgemm_torch.stages() if s.name == "tma_specialized"))
+    assert row["tiles"] == ["128x256x32, 8x16, 256+128", "64x128x32, 8x8, 128+128"]
 
 
 def test_ladder_of_a_gpu_as_a_picture(tmp_path):

@@ -94,13 +94,13 @@ class Fitted:
         return _longest(line for cell in cells for line in cell.plain.split("\n"))
 
     def _widths(self, shown: Sequence[int], room: int, thin: bool) -> dict[int, int]:
+        """The columns' widths: what they need, then what texts, then what headings like to have."""
         widths = {i: self._least(i) for i in shown}
         left = room - sum(widths.values()) - _lines(len(shown), thin=thin)
-        for i in shown:
-            # A heading takes one line where there is place for it.
-            wish = max(self._most(i), len(self.columns[i].heading) if self.columns[i].words else 0)
-            more = min(max(left, 0), max(wish - widths[i], 0))
-            widths[i], left = widths[i] + more, left - more
+        for wish in (self._most, lambda i: len(self.columns[i].heading)):
+            for i in shown:
+                more = min(max(left, 0), max(wish(i) - widths[i], 0))
+                widths[i], left = widths[i] + more, left - more
         return widths
 
     def _table(self, shown: Sequence[int], widths: dict[int, int], thin: bool) -> Table:
