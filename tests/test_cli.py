@@ -333,6 +333,30 @@ def test_ladder_of_a_gpu_as_a_picture(tmp_path):
     assert (tmp_path / "l.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_ladder_tells_strict_stages_by_their_colour():
+    """And what the line of torch.mm runs through stands on white."""
+    from xgemm_torch import plotting
+
+    rows = [ladder.describe(stage) for stage in xgemm_torch.stages()]
+    for row in rows:
+        row["tflops"], row["share"] = 40.0, 0.8
+    figure = plotting.new_figure(11, 20)
+    axes = figure.add_axes((0.2, 0.1, 0.7, 0.8))
+    facts = {"torch_mm_tflops": 51.5, "stages": rows}
+    plotting._speeds(axes, facts)
+    colors = {stage.strict: set() for stage in xgemm_torch.stages()}
+    for bar, stage in zip(axes.patches, xgemm_torch.stages(), strict=True):
+        colors[stage.strict].add(bar.get_facecolor())
+    assert [len(each) for each in colors.values()] == [1, 1] and colors[True] != colors[False]
+    (legend,) = figure.legends
+    assert [text.get_text().partition(":")[0] for text in legend.get_texts()] == [
+        "strict", "FP32 accuracy"
+    ]  # fmt: skip
+    for text in axes.texts:
+        if not text.get_text().startswith("torch.mm"):
+            assert text.get_bbox_patch().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
 def test_ladder_of_a_wrong_size(capsys):
     assert main(["ladder", "--size", "0"]) == 2
     assert "size must be at least 1" in capsys.readouterr().err
