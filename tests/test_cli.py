@@ -14,6 +14,7 @@ import torch
 import xgemm_torch
 from xgemm_torch import accuracy, environment, explain_command, info, ladder, ops, race
 from xgemm_torch.__main__ import main
+from xgemm_torch.explain import memory
 
 NAMES = [stage.name for stage in xgemm_torch.stages()]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -75,6 +76,26 @@ def test_help_of_every_command(command, capsys):
     assert f"usage: python -m xgemm_torch {command}" in capsys.readouterr().out
 
 
+def test_help_names_the_defaults_and_no_stage_twice(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert text.count("smem_conflicted_1d") == 0 and "--kernel STAGE" in text
+    for default in (
+        "optimizer steps of each run; default: tiny 20, nano 600, small 600, gpt2 100",
+        "rows a step; default: tiny 2, nano 16, small 16, gpt2 8",
+        "bytes a row; default: tiny 16, nano 64, small 256, gpt2 1024",
+        "peak learning rate; default: tiny 0.003, nano 0.003, small 0.001, gpt2 0.0006",
+        "steps between checkpoints; default: tiny 5, nano 50, small 50, gpt2 100",
+    ):
+        assert default in " ".join(text.split())
+    with pytest.raises(SystemExit):
+        main(["accuracy", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "depths of the products; 1 16 33 64 128 512 2048 8192 65536 on a GPU" in told
+
+
 def test_a_missing_package_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "xgemm_torch.train.command", None)
     assert main(["train"]) == 2
@@ -85,7 +106,7 @@ def test_a_missing_package_is_named(capsys, monkeypatch):
     ("arguments", "package", "missing"),
     [
         (["explain", "64", "64", "64"], "rich", ["rich", "tqdm", "matplotlib"]),
-        (["ladder", "--size", "32"], "rich", ["rich", "tqdm", "matplotlib"]),
+        (["ladder", "--size", "32"], "tqdm", ["rich", "tqdm", "matplotlib"]),
         (["ladder", "--size", "32", "--race"], "matplotlib", ["rich", "tqdm", "matplotlib"]),
         (["accuracy", "--size", "8", "--k", "2"], "tqdm", ["rich", "tqdm", "matplotlib"]),
         (["train"], "rich", ["rich", "tqdm", "matplotlib"]),
@@ -283,11 +304,35 @@ def test_ladder_says_what_its_check_is_worth(capsys, monkeypatch):
         {"stage": name, "device": "cpu", "ok": name != NAMES[2], "detail": "some detail"}
         for name in NAMES
     ]
-    monkeypatch.setattr(info, "self_test", lambda: rows)
+    monkeypatch.setattr(info, "self_test", lambda begins: rows)
     assert main(["ladder"]) == 1
     text = capsys.readouterr().out
     assert "not how fast it is" in " ".join(text.split())
     assert text.count("bits right") == sum(s.strict for s in xgemm_torch.stages()) - 1
+
+
+@pytest.mark.skipif(not NO_GPU, reason="with a GPU the ladder shows speed")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_ladder_shows_how_far_it_is(options, capsys, monkeypatch):
+    """On a terminal, while it checks and counts each stage; JSON is for no eyes."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
+    assert main(["ladder", "--size", "32", *options]) == 0
+    seen = capsys.readouterr()
+    assert ("%" in seen.err) == (not options)
+    assert "checking" not in seen.out
+
+
+def test_a_stage_of_one_capability_needs_that_only():
+    needs = {row["name"]: ladder._needs(row) for row in map(ladder.describe, xgemm_torch.stages())}
+    assert needs["naive"] == "any GPU" and needs["mma_fp16x3"] == "sm_80"
+    assert needs["wgmma_fp16x3"] == "sm_90 only"
+    assert ladder._needs({"min_sm": 80, "max_sm": 90}) == "sm_80 to sm_90"
+
+
+def test_threads_that_fetch_are_counted_beside_those_that_multiply():
+    row = ladder.describe(next(s for s in xgemm_torch.stages() if s.name == "tma_specialized"))
+    assert row["tiles"] == ["128x256x32, 8x16, 256+128", "64x128x32, 8x8, 128+128"]
 
 
 def test_ladder_of_a_gpu_as_a_picture(tmp_path):
@@ -302,6 +347,30 @@ def test_ladder_of_a_gpu_as_a_picture(tmp_path):
     assert (tmp_path / "l.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_ladder_tells_strict_stages_by_their_colour():
+    """And what the line of torch.mm runs through stands on white."""
+    from xgemm_torch import plotting
+
+    rows = [ladder.describe(stage) for stage in xgemm_torch.stages()]
+    for row in rows:
+        row["tflops"], row["share"] = 40.0, 0.8
+    figure = plotting.new_figure(11, 20)
+    axes = figure.add_axes((0.2, 0.1, 0.7, 0.8))
+    facts = {"torch_mm_tflops": 51.5, "stages": rows}
+    plotting._speeds(axes, facts)
+    colors = {stage.strict: set() for stage in xgemm_torch.stages()}
+    for bar, stage in zip(axes.patches, xgemm_torch.stages(), strict=True):
+        colors[stage.strict].add(bar.get_facecolor())
+    assert [len(each) for each in colors.values()] == [1, 1] and colors[True] != colors[False]
+    (legend,) = figure.legends
+    assert [text.get_text().partition(":")[0] for text in legend.get_texts()] == [
+        "strict", "FP32 accuracy"
+    ]  # fmt: skip
+    for text in axes.texts:
+        if not text.get_text().startswith("torch.mm"):
+            assert text.get_bbox_patch().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
 def test_ladder_of_a_wrong_size(capsys):
     assert main(["ladder", "--size", "0"]) == 2
     assert "size must be at least 1" in capsys.readouterr().err
@@ -311,10 +380,43 @@ def test_ladder_of_a_wrong_size(capsys):
 
 
 def test_explain_as_table(capsys):
-    assert main(["explain", "4096", "1024", "768", "--trans-b", "--sm", "90"]) == 0
+    problem = ["explain", "4096", "1024", "768", "--trans-b", "--sm", "90", "--sm-count", "132"]
+    assert main([*problem, "--all"]) == 0
     text = capsys.readouterr().out
-    assert "4096 x 1024 x 768, NT" in text and "sm_90" in text
+    assert "4096 x 1024 x 768 (M x N x K), NT" in text
+    assert "a GPU as asked for (sm_90, 132 multiprocessors)" in text
     assert all(name in text for name in NAMES)
+    assert "--all" not in text
+
+
+def test_explain_begins_with_the_answer(capsys):
+    """Then come the best few rows, and what the words beside them mean."""
+    problem = ["explain", "4096", "4096", "4096", "--sm", "90", "--sm-count", "132"]
+    assert main(problem) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 30
+    assert lines[1].startswith("wgmma_fp16x3 128x128x32 in clusters of 2: measured ")
+    assert "smem_conflicted" not in "".join(lines)
+    rows = sum(len(stage.tiles) for stage in xgemm_torch.stages())
+    assert lines[-1] == f"These are the best {explain_command.BEST} of {rows} rows; " + (
+        "--all shows the others."
+    )
+    assert main([*problem, "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    slow = next(line for line in lines if "warp_tiled" in line)
+    assert "expected slower" in slow and "3900" not in slow
+    assert "expected slower: not measured here, so no time is known" in lines
+    # It runs there by its name, so it is auto alone that does not take it.
+    assert next(line for line in lines if " split_k " in line).split()[1] == "no"
+    assert "no, but with waves: runs if the stage is called by its name" in lines
+    assert "(1) is for elements of several chains, or for few rows" in lines
+
+
+def test_explain_says_which_gpu_it_assumes(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["explain", "64", "64", "64"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "on an H200, assumed (sm_90, 132 multiprocessors; there is no CUDA device)" in text
 
 
 def test_explain_as_json(capsys):
@@ -345,7 +447,14 @@ def test_explain_says_how_and_with_what_memory(capsys):
     )  # fmt: skip
     assert main(["explain", "2048", "2048", "2048", "--sm", "90", "--sm-count", "132"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"{row['scheme']}; {row['workspace']} bytes of workspace" in text
+    assert f"{row['scheme']}; {memory(row['workspace'])} of workspace" in text
+    none = ["explain", "2048", "2048", "2048", "--sm", "90", "--all", "--workspace", "0"]
+    assert main([*none, "--precision", "ieee"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "ffma: fused multiply-adds; 0 bytes of workspace" in text and "fp32" not in text
+    assert main(none) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "MiB of workspace, there is memory for 0 bytes" in text
 
 
 def test_explain_agrees_with_the_function():
@@ -358,7 +467,9 @@ def test_explain_agrees_with_the_function():
 def test_explain_of_nothing(capsys):
     for sizes in (["0", "4", "4"], ["4", "4", "4", "--batch", "0"]):
         assert main(["explain", *sizes]) == 0
-        assert "none: the result is empty, so nothing is launched" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "none: the result is empty, so nothing is launched" in text
+        assert "stage" not in text, "a table of nothing"
 
 
 def test_explain_refuses_negative_sizes(capsys):

@@ -11,6 +11,7 @@ import torch
 
 import xgemm_torch
 from xgemm_torch import explain_command
+from xgemm_torch.explain import memory
 
 
 def test_stages_are_the_operators():
@@ -98,11 +99,11 @@ def test_scheme_and_workspace(name, batch):
     a, b = torch.ones(batch, 60, 70), torch.ones(batch, 70, 50)
     found = xgemm_torch.explain(a, b, kernel=name)
     whole = [*problems.STRICT, "few_rows"]
-    scheme = "fp32" if name in whole else name.rpartition("_")[2]
+    scheme = "ffma" if name in whole else name.rpartition("_")[2]
     if name == "wgmma_narrow":
         scheme = "bf16x6"
     assert found.scheme.startswith(f"{scheme}: ")
-    assert f"{found.scheme}; {found.workspace} bytes of workspace" in str(found)
+    assert f"{found.scheme}; {memory(found.workspace)} of workspace" in str(found)
     if name == "few_rows":
         least, places = 4 * batch * (60 * 50 + 60 + 50), 3  # each a multiple of 1024 bytes
         assert least <= found.workspace <= least + 1024 * places
@@ -117,7 +118,7 @@ def test_scheme_and_workspace(name, batch):
         ]
         assert any(room <= found.workspace <= room + 2 * 1024 for room in rooms)
         return
-    parts = {"fp32": 0, "fp16x3": 2, "bf16x6": 3}[scheme]
+    parts = {"ffma": 0, "fp16x3": 2, "bf16x6": 3}[scheme]
     least = 2 * parts * (a.numel() + b.numel())
     assert least <= found.workspace <= 4 * least + 2**17
     assert bool(found.workspace) == bool(parts)
@@ -146,6 +147,46 @@ def test_auto_without_memory_for_a_workspace(name, monkeypatch):
     ieee = xgemm_torch.explain(*size, workspace=0, precision="ieee")
     assert ieee.kernel in problems.STRICT and ieee.workspace == 0
     assert xgemm_torch.explain(*size, workspace=2**60) == xgemm_torch.explain(*size)
+
+
+def test_what_was_not_measured_has_no_time(monkeypatch):
+    """A bound from below is no prediction: no figure is told, and no such row comes next."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = xgemm_torch.explain(4096, 4096, 4096)
+    lines = str(found).splitlines()[-len(found.candidates) :]
+    bases = {c.basis for c in found.candidates if c.legal}
+    assert bases == {"slow", "measured"}
+    for c, line in zip(found.candidates, lines, strict=True):
+        assert line.strip().startswith(c.name)
+        if c.basis == "slow" and c.legal:
+            assert c.known_us is None and "us " not in line and "expected slower" in line
+    for precision in ("fp32", "ieee"):
+        told = xgemm_torch.explain(4096, 4096, 4096, precision=precision)
+        known = sorted((c.known_us, c.name) for c in told.candidates if c.known_us is not None)
+        (least, first), (more, second) = known[:2]
+        assert first.startswith(told.kernel)
+        assert told.why.endswith(f"; next {second}, {100 * (more / least - 1):.1f}% more")
+
+
+def test_rows_are_told_apart():
+    found = xgemm_torch.explain(4096, 4096, 4096, kernel="wgmma_fp16x3")
+    names = [c.name for c in found.candidates]
+    assert len(set(names)) == len(names)
+    assert "wgmma_fp16x3 128x128x32 in clusters of 2" in names
+    assert "wgmma_fp16x3 128x128x32 without clusters" in names
+    assert "tma_specialized 128x256x32" in names, "where there is one, that is enough"
+
+
+def test_words_of_the_answer(monkeypatch):
+    """Who fetches is counted beside who multiplies; no scheme is called as a precision is."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text = str(xgemm_torch.explain(4096, 4096, 4096, precision="ieee", kernel="tma_specialized"))
+    assert " 256+128 threads, " in text and " KiB of shared memory" in text
+    assert "ffma: fused multiply-adds; 16.5 MiB of workspace" in text
+    assert "fp32" not in text
+    assert [memory(n) for n in (0, 1023, 1024, 1536, 2**20, 210574336, 2**40)] == [
+        "0 bytes", "1023 bytes", "1 KiB", "1.5 KiB", "1 MiB", "200.8 MiB", "1,024 GiB"
+    ]  # fmt: skip
 
 
 def test_empty_results_launch_nothing(monkeypatch):

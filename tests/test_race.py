@@ -131,6 +131,33 @@ def test_roofs_without_a_gpu_are_the_marks_board(monkeypatch):
     assert race.roofs() == marks.H200_ROOFS
 
 
+# Pictures
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_no_number_of_a_roofline_lies_on_another(timed):
+    from xgemm_torch import plotting
+
+    rows = [{**ladder.describe(stage), "counts": counts.of(stage.name)} for stage in STAGES]
+    rows = [row for row in rows if row["counts"]["counted"]]
+    for number, row in enumerate(rows):
+        # Pairs that lie on each other, and rows of near neighbours.
+        row["tflops"] = 5.0 * 1.1 ** (number // 2) if timed else None
+    figure = plotting.new_figure(13, 11)
+    axes = figure.add_axes((0.56, 0.05, 0.42, 0.85))
+    facts = {"gpu": timed, "torch_mm_tflops": 50.0, "roofs": marks.H200_ROOFS}
+    plotting._roofline(axes, facts, rows)
+    figure.canvas.draw()
+    texts = [text for text in axes.texts if text.get_text()[0].isdigit()]
+    rungs = [rung for text in texts for rung in text.get_text().split(", ")]
+    assert sorted(rungs) == sorted(str(row["rung"]) for row in rows)
+    extents = [text.get_window_extent() for text in texts]
+    for number, one in enumerate(extents):
+        for other in extents[:number]:
+            assert not one.overlaps(other)
+    assert any(text.get_text().startswith("copy 4.3 TB/s") for text in axes.texts)
+
+
 # Boards
 
 

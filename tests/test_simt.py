@@ -233,6 +233,44 @@ def depth(stage: xgemm_torch.Stage) -> int:
     return max(SHORT, *(tile.BK * (tile.buffers + 4) + 5 for tile in stage.tiles))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "kind", "text"),
+    [
+        ({"order": "bogus"}, ValueError, "no order named 'bogus'; there are: forward, reverse"),
+        ({"order": 3}, TypeError, "order must be of type str, got int"),
+        ({"skip": "here"}, ValueError, "skip is a place as in 'file.cu:42', or empty, got 'here'"),
+        ({"skip": 7}, TypeError, "skip must be of type str, got int"),
+        ({"seed": -1}, ValueError, "seed must be 0 or more, got -1"),
+        ({"seed": 2**64}, ValueError, "seed must be 18446744073709551615 or less"),
+        ({"seed": 1.5}, TypeError, "seed must be of type int, got float"),
+        ({"row": -2}, ValueError, "row must be -1 or more, got -2"),
+        ({"row": True}, TypeError, "row must be of type int, got bool"),
+        ({"sm_count": 0}, ValueError, "sm_count must be 1 or more, got 0"),
+        ({"share": -2}, ValueError, "share must be -1 or more, got -2"),
+    ],
+    ids=str,
+)
+def test_configure_refuses_at_the_call(wrong, kind, text):
+    """Not only at the ``with`` that is missing from a bare call."""
+    with pytest.raises(kind, match=text):
+        simt.configure(**wrong)
+
+
+def test_configure_lasts_as_long_as_its_block():
+    def settings():
+        with simt.configure() as now:
+            return now
+
+    before = settings()
+    changed = simt.configure(order="reverse", seed=2**64 - 1, skip="a.cu:3", row=2, share=0)
+    assert settings() == before, "the call alone changes nothing"
+    with changed as now:
+        assert settings() == now
+        assert (now["order"], now["seed"], now["skip"]) == ("reverse", 2**64 - 1, "a.cu:3")
+        assert (now["row"], now["share"], now["sm_count"]) == (2, 0, before["sm_count"])
+    assert settings() == before
+
+
 def test_the_probes_are_those_of_this_file():
     import json
 

@@ -8,9 +8,13 @@ needs done once; ``stages()`` lists the kernels, ``explain(a, b)`` says which of
 The operators are ``torch.ops.xgemm.*``.
 
 The import registers operators and does nothing else: it starts no device and writes no setting.
+`SUBMODULES` are there as attributes, too, and imported when first asked for.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401  (its libraries must be loaded before the compiled module)
 
@@ -24,16 +28,53 @@ except ImportError as error:
 
 from . import nn, simt, tuned
 from .convert import ConvertReport, convert, revert
-from .explain import explain
+from .explain import Candidate, Explanation, explain
 from .functional import addmm, bmm, linear, matmul, mm
 from .ops import sgemm
 from .packed import PackedWeight, prepack
 from .registry import Stage, Tile, chain_share, stages
 
+if TYPE_CHECKING:
+    from . import (  # noqa: F401
+        accuracy,
+        anatomy,
+        counts,
+        environment,
+        info,
+        ladder,
+        marks,
+        plotting,
+        race,
+        registry,
+        sources,
+        timing,
+        train,
+        tune,
+    )
+
 __version__ = "0.1.0"
 
+SUBMODULES = (
+    "accuracy",
+    "anatomy",
+    "counts",
+    "environment",
+    "info",
+    "ladder",
+    "marks",
+    "plotting",
+    "race",
+    "registry",
+    "sources",
+    "timing",
+    "train",
+    "tune",
+)
+
 __all__ = [
+    "Candidate",
     "ConvertReport",
+    "Explanation",
     "PackedWeight",
     "Stage",
     "Tile",
@@ -53,3 +94,14 @@ __all__ = [
     "stages",
     "tuned",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import one of `SUBMODULES` when it is first asked for."""
+    if name in SUBMODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *SUBMODULES})

@@ -22,13 +22,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from . import environment, info, ops, plotting, simt
 from .registry import stages
+
+if TYPE_CHECKING:
+    from .console import Fitted
 
 U = 2.0**-24
 FLT_MAX = torch.finfo(torch.float32).max
@@ -322,40 +325,47 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the errors into FILE")
     parser.add_argument("--size", type=int,
                         help=f"M = N; {SIZE} on a GPU, else {HOST_SIZE}")  # fmt: skip
-    parser.add_argument("--k", type=int, nargs="+", metavar="K", help="depths of the products")
+    depths, host_depths = (" ".join(map(str, each)) for each in (DEPTHS, HOST_DEPTHS))
+    parser.add_argument("--k", type=int, nargs="+", metavar="K",
+                        help=f"depths of the products; {depths} on a GPU, "
+                        f"else {host_depths}")  # fmt: skip
 
 
-def _cell(each: dict[str, Any], terms: dict[str, str]) -> str:
-    if each["astray"]:
-        return f"[bold red]{each['astray']} astray[/]" if terms else f"{each['astray']} astray"
-    mark = {term: "[bold red]" if term in terms else "" for term in ("rms", "largest", "mean")}
-    return " ".join(
-        f"{mark[term]}{each[term]:{form}}{'[/]' if mark[term] else ''}"
-        for term, form in (("rms", ".3g"), ("largest", ".3g"), ("mean", "+.2g"))
-    )
+def _cells(each: dict[str, Any], broken: dict[str, str]) -> list[str]:
+    """A row of figures; those of terms that are broken in red."""
+    told = {
+        "rms": f"{each['rms']:.3g}",
+        "largest": f"{each['largest']:.3g}",
+        "mean": f"{each['mean']:+.2g}",
+        "astray": str(each["astray"] or ""),
+    }
+    return [f"[bold red]{text}[/]" if term in broken else text for term, text in told.items()]
 
 
-def table(facts: dict[str, Any]) -> Any:
-    """Make a table of what `collect` gives."""
-    from rich.table import Table
+def table(facts: dict[str, Any]) -> Fitted:
+    """Make a table of what `collect` gives: a row for each method, by operands and depth."""
+    from .console import Column, Fitted
 
     size = facts["size"]
-    made = Table(
-        title=f"Errors of {size} x {size} elements in u = 2^-24 of |A| |B|: root mean square, "
-        f"largest, mean; on {facts['device']}",
-        title_justify="left",
+    made = Fitted(
+        f"Errors of {size} x {size} elements in u = 2^-24 of |A| |B|; on {facts['device']}",
+        [
+            Column("operands"),
+            Column("K", right=True),
+            Column("method"),
+            Column("root mean square", right=True),
+            Column("largest", right=True),
+            Column("mean", right=True),
+            Column("astray", right=True),
+        ],
     )
-    names = list(facts["rows"][0]["errors"])
-    made.add_column("operands", no_wrap=True)
-    for heading in ("K", *names):
-        made.add_column(heading, justify="right")
     for row in facts["rows"]:
-        first = row["k"] == facts["depths"][0]
-        made.add_row(
-            row["distribution"] if first else "", str(row["k"]),
-            *(_cell(row["errors"][name], row["broken"].get(name, {})) for name in names),
-            end_section=row["k"] == facts["depths"][-1],
-        )  # fmt: skip
+        for number, (name, each) in enumerate(row["errors"].items()):
+            first, last = number == 0, number == len(row["errors"]) - 1
+            made.add_row(
+                row["distribution"] if first else "", str(row["k"]) if first else "", name,
+                *_cells(each, row["broken"].get(name, {})), end_section=last,
+            )  # fmt: skip
     return made
 
 
@@ -379,6 +389,9 @@ def run(options: argparse.Namespace) -> int:
     out.print(table(facts))
     for name, kind in DISTRIBUTIONS.items():
         out.print(f"{name}: {kind.what}", style="dim")
+    if any(each["astray"] for row in facts["rows"] for each in row["errors"].values()):
+        out.print("astray: elements that are infinite, NaN, or not zero where all terms are; they "
+                  "are in none of the other figures", style="dim")  # fmt: skip
     for row in facts["rows"]:
         for contender, terms in row["broken"].items():
             for term, text in terms.items():

@@ -164,6 +164,12 @@ def revert(model: nn.Module) -> ConvertReport:
     so do those whose forward was replaced on the instance after ``convert`` (by accelerate's hooks,
     by ``module.forward = torch.compile(module.forward)``): the report names them.
 
+    Args:
+        model: the model, which is changed in place; its parameters stay the same objects.
+
+    Returns:
+        What was swapped back, what not, and why; ``str()`` gives it as a table.
+
     Raises:
         TypeError: ``model`` is no module.
     """

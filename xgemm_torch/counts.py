@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import registry, simt, timing
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from .console import Fitted
 
 # Whole tiles of every stage, as deep as the longest pipeline is (4 slices of 32); three seconds or
 # less to count.
@@ -34,6 +34,8 @@ COLUMNS = (
     ("sectors per gmem request", "sectors_per_request", ".1f"),
     ("FLOP per gmem byte", "flop_per_byte", ".2f"),
 )
+# What a narrow table leaves out: the highest first.
+SPARE = {"sectors_per_request": 3, "ways": 2, "loads_per_fma": 1}
 
 
 def best_row(stage: registry.Stage) -> int:
@@ -113,19 +115,23 @@ def cells(told: dict[str, Any]) -> list[str]:
     return [format(told[key], form) if told["counted"] else "-" for _, key, form in COLUMNS]
 
 
-def table(rows: Iterable[dict[str, Any]]) -> Table:
+def table(rows: Iterable[dict[str, Any]]) -> Fitted:
     """Make a table of the stages' ``counts``, which are all of one problem."""
-    from rich.table import Table
+    from .console import Column, Fitted
 
     rows = [row for row in rows if row["counts"]]
     title = ""
     if rows:
         m, n, k = rows[0]["counts"]["shape"]
         title = f"What a product of {m} x {n} x {k}, {rows[0]['counts']['layout']}, asks for"
-    made = Table(title=title, title_justify="left")
-    for heading in ("#", "stage", *(heading for heading, _, _ in COLUMNS)):
-        name = heading == "stage"
-        made.add_column(heading, justify="left" if name else "right", no_wrap=name)
+    made = Fitted(
+        title,
+        [
+            Column("#", right=True),
+            Column("stage"),
+            *(Column(heading, right=True, spare=SPARE.get(key, 0)) for heading, key, _ in COLUMNS),
+        ],
+    )
     for row in rows:
         made.add_row(str(row["rung"]), row["name"], *cells(row["counts"]))
     return made

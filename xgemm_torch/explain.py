@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -11,9 +12,18 @@ from torch import Tensor
 
 from . import _C, _checks
 from .ops import KERNELS
-from .registry import Tile, chain_share
+from .registry import Tile, chain_share, tile_name
 
 _ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H200
+
+# What a candidate's time rests on: the word for it in a table, and what that means.
+BASES = {
+    "tuned": ("tuned", "this problem on this GPU, measured by its user"),
+    "measured": ("measured", "this problem on such a GPU"),
+    "estimated": ("estimated", "a model, corrected by the nearest measured problems"),
+    "slow": ("expected slower", "not measured here, so no time is known"),
+    "rate": ("rate", "the speed that the tile's row states, in whole rounds of blocks"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class Candidate:
         row: which row of the stage's tile table.
         tile: that row.
         legal: whether "auto" may take it: it can run there, and keeps the precision's promise.
-        able: whether it can run there, if asked for by its name.
+        able: whether it can run there, as it does where the stage is asked for by its name.
         why: why it is not legal; empty when it is.
         blocks: thread blocks in the grid; 0 when not able.
         waves: blocks over blocks that run at once; 0 when not able.
@@ -33,11 +43,11 @@ class Candidate:
             where there is none.
         basis: what that time rests on: "tuned", this problem on this GPU, measured by its user
             (`xgemm_torch.tuned`); "measured", this problem on such a GPU; "estimated", the row's
-            model, corrected by the nearest measured problems; "slow", as estimated, but not
-            measured near here, for it was expected to be slow; "rate", the speed that the tile's
-            row states.
+            model, corrected by the nearest measured problems; "slow", a bound from below that is
+            no prediction: not measured near here, for it was expected to be slow; "rate", the speed
+            that the tile's row states.
         by_name: whether this row runs when the stage is called by its name.
-        scheme: how it makes a product of FP32 numbers, as in "fp16x3: ...".
+        scheme: how it makes a product of FP32 numbers, as in "fp16x3: ..." or "ffma: ...".
         workspace: bytes of workspace that it needs, from torch's allocator.
     """
 
@@ -57,8 +67,13 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The stage and its tile, as in "block_tile_2d 128x128x16"."""
-        return f"{self.kernel} {self.tile.BM}x{self.tile.BN}x{self.tile.BK}"
+        """The stage and its tile, as in "block_tile_2d 128x128x16"; no two are the same."""
+        return f"{self.kernel} {tile_name(self.kernel, self.row)}"
+
+    @property
+    def known_us(self) -> float | None:
+        """The time where there is more to it than "slow", and "auto" may take the row; or None."""
+        return self.predicted_us if self.legal and self.basis != "slow" else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,7 @@ class Explanation:
         blocks: thread blocks in the grid; 0 where no stage runs.
         blocks_per_sm: of them, those that run at once on one multiprocessor.
         waves: blocks over blocks that run at once.
-        scheme: how a product of FP32 numbers is made: "fp32: ..." of the numbers themselves,
+        scheme: how a product of FP32 numbers is made: "ffma: ..." of the numbers themselves,
             "fp16x3: ..." or "bf16x6: ..." of parts of them; empty where no stage runs.
         workspace: bytes of workspace, from torch's allocator; where there is no memory for them
             "auto" takes a stage that needs none.
@@ -111,12 +126,12 @@ class Explanation:
             f"  kernel  {self.kernel}: {self.why}",
         ]
         if self.scheme:
-            lines.append(f"  scheme  {self.scheme}; {self.workspace} bytes of workspace")
+            lines.append(f"  scheme  {self.scheme}; {memory(self.workspace)} of workspace")
         if self.tile is not None:
             t = self.tile
             lines += [
                 f"  tile    {t.BM}x{t.BN}x{t.BK} a block, {t.TM}x{t.TN} a thread, "
-                f"{t.threads} threads, {t.smem} bytes of shared memory",
+                f"{t.team} threads, {memory(t.smem)} of shared memory",
                 f"  grid    {self.blocks} blocks, {self.blocks_per_sm} at once on a "
                 f"multiprocessor, {self.waves:.2f} waves",
             ]
@@ -124,11 +139,19 @@ class Explanation:
             width = max(len(c.name) for c in self.candidates)
             lines.append(f"  {'stage and tile'.ljust(width)}  {'time':>10}  {'waves':>8}  basis")
             for c in self.candidates:
-                known = c.legal and c.predicted_us is not None
-                time = f"{c.predicted_us:>8.1f}us" if known else f"{'-':>10}"
+                time = f"{'-':>10}" if c.known_us is None else f"{c.known_us:>8.1f}us"
                 waves = f"{c.waves:>8.2f}" if c.legal else f"{'-':>8}"
-                lines.append(f"  {c.name.ljust(width)}  {time}  {waves}  {c.why or c.basis}")
+                basis = c.why or BASES[c.basis][0]
+                lines.append(f"  {c.name.ljust(width)}  {time}  {waves}  {basis}")
         return "\n".join(lines)
+
+
+def memory(size: int) -> str:
+    """A number of bytes in words: what is large in KiB, MiB or GiB."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:,.1f}".removesuffix(".0") + f" {name}"
+    return f"{size} bytes"
 
 
 _Layout = tuple[int, int, bool, int]  # strides of rows and columns, alignment, stride of the batch
@@ -196,6 +219,9 @@ def explain(
         kernel: "auto" or a stage's name.
         precision: "fp32" or "ieee".
         workspace: choose as if there were memory for so many bytes of it; None: for any number.
+
+    Returns:
+        What would run, why, and every row that was considered; ``str()`` gives it as text.
 
     Raises:
         TypeError: an operand is no dense float32 tensor.
@@ -295,15 +321,53 @@ def _candidates(
 ) -> tuple[dict[str, Any], tuple[Candidate, ...]]:
     """What the selector says: its choice, and the candidates."""
     _checks.product_sizes("explain", m, n, k, batch)
-    found = json.loads(
+    found = read(
         _C.explain(
             m, n, k, batch, *layout_a[:3], *layout_b[:3], sm, sm_count, asked.precision == "ieee",
             -1 if asked.workspace is None else asked.workspace, layout_a[3], layout_b[3],
             gpu,
         )
     )  # fmt: skip
-    rows = found.pop("candidates")
-    return found, tuple(Candidate(**{**row, "tile": Tile.from_row(row["tile"])}) for row in rows)
+    return found, candidates_of(found)
+
+
+def read(answer: str) -> dict[str, Any]:
+    """Read the selector's answer: its choice, why, and the candidates.
+
+    What it calls FP32 is said so that it is not taken for the precision, and what came next so that
+    it is told apart and has a time that is known.
+    """
+    found = json.loads(answer)
+    for row in found["candidates"]:
+        row["scheme"] = re.sub("^fp32:", "ffma:", row["scheme"])
+    candidates = candidates_of(found)
+    at = (found["kernel"], found["row"])
+    chosen = next((c for c in candidates if (c.kernel, c.row) == at), None)
+    if chosen is not None:
+        found["why"] = found["why"].partition("; next ")[0] + _next(chosen, candidates)
+    return found
+
+
+def candidates_of(found: dict[str, Any]) -> tuple[Candidate, ...]:
+    """The candidates of an answer that `read` gives."""
+    return tuple(
+        Candidate(**{**row, "tile": Tile.from_row(row["tile"])}) for row in found["candidates"]
+    )
+
+
+def _next(chosen: Candidate, candidates: tuple[Candidate, ...]) -> str:
+    """What came next after the chosen one, of those whose times stand beside its own."""
+    others = [
+        (c.known_us, c.name)
+        for c in candidates
+        if c is not chosen
+        and c.known_us is not None
+        and (chosen.basis != "tuned" or c.basis == "tuned")
+    ]
+    if not others or not chosen.known_us:
+        return ""
+    us, name = min(others)
+    return f"; next {name}, {100 * (us / chosen.known_us - 1):.1f}% more"
 
 
 def _on_cuda(

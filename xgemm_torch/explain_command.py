@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import _C, _checks
+from .explain import BASES, Candidate, candidates_of, memory, read
+from .registry import tile_name
 
+if TYPE_CHECKING:
+    from .console import Fitted
+
+BEST = 5  # candidates that are shown without --all
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the problem, contiguous as stored, and the GPU to choose for."""
@@ -25,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workspace", metavar="BYTES", type=int, help="of it there is memory for (default: any)"
     )
+    parser.add_argument("--all", action="store_true", help=f"show all rows, not the best {BEST}")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -66,7 +75,7 @@ def choose(
     a_strides = (1, m) if trans_a else (k, 1)
     b_strides = (1, k) if trans_b else (n, 1)
     strict = precision == "ieee"
-    return json.loads(
+    return read(
         _C.explain(
             m, n, k, batch, *a_strides, aligned, *b_strides, aligned, sm, sm_count, strict,
             -1 if workspace is None else workspace, m * k, k * n, gpu,
@@ -74,12 +83,78 @@ def choose(
     )  # fmt: skip
 
 
-def _tile(tile: dict[str, Any]) -> str:
-    return "{BM}x{BN}x{BK}, {TM}x{TN} a thread, {threads} threads".format(**tile)
+def words_for(sm: int | None, sm_count: int | None) -> str:
+    """Say which GPU `target` and `gpu_name` mean, and that an H200 is assumed where it is."""
+    here = gpu_name(sm, sm_count)
+    arch, count = target(sm, sm_count)
+    what = f"sm_{arch}, {count} multiprocessors"
+    if here:
+        return f"{here} ({what})"
+    if sm is None and sm_count is None:
+        return f"an H200, assumed ({what}; there is no CUDA device)"
+    return f"a GPU as asked for ({what})"
+
+
+def candidates_table(rows: Sequence[Candidate], chosen: Candidate | None) -> Fitted:
+    """Make a table of candidates in this order; `key` says what its last column means."""
+    from .console import Column, Fitted
+
+    reasons = _reasons(rows)
+    table = Fitted(
+        "",
+        [
+            Column("auto"),
+            Column("stage"),
+            Column("block tile"),
+            Column("a thread", spare=3),
+            Column("threads", spare=2),
+            Column("waves", right=True, spare=1),
+            Column("time, us", right=True),
+            Column("basis"),
+        ],
+    )
+    for row in rows:
+        tile = row.tile
+        table.add_row(
+            "takes" if row is chosen else "may" if row.legal else "no",
+            row.kernel,
+            # What tells two tiles apart stands below.
+            "\n".join(tile_name(row.kernel, row.row).split(" ", 1)),
+            f"{tile.TM}x{tile.TN}",
+            tile.team,
+            f"{row.waves:.2f}" if row.able else "-",
+            "-" if row.known_us is None else f"{row.known_us:.1f}",
+            BASES[row.basis][0] if row.legal else f"({reasons.index(row.why) + 1})",
+            style="bold" if row is chosen else None if row.legal else "dim",
+        )
+    return table
+
+
+def _reasons(rows: Sequence[Candidate]) -> list[str]:
+    """Why auto does not take some of these rows, each reason once."""
+    return list(dict.fromkeys(row.why for row in rows if not row.legal))
+
+
+def key(rows: Sequence[Candidate]) -> list[str]:
+    """Say what the words in the table of these rows mean, each in a line."""
+    lines = [
+        f"{word}: {meaning}"
+        for basis, (word, meaning) in BASES.items()
+        if any(row.legal and row.basis == basis for row in rows)
+    ]
+    if any(not row.legal and row.able for row in rows):
+        lines.append("no, but with waves: runs if the stage is called by its name")
+    return [*lines, *(f"({i}) {_readable(why)}" for i, why in enumerate(_reasons(rows), 1))]
+
+
+def _readable(reason: str) -> str:
+    """A reason with its large numbers of bytes as KiB, MiB or GiB."""
+    numbers = r"(\d+) bytes|(?<=memory for )(\d+)"
+    return re.sub(numbers, lambda found: memory(int(found[1] or found[2])), reason)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table of candidates; returns 0."""
+    """Print the choice, and the candidates that come next to it, or all; returns 0."""
     sm, sm_count = target(options.sm, options.sm_count)
     answer = choose(
         options.m, options.n, options.k, batch=options.batch, trans_a=options.trans_a,
@@ -90,36 +165,31 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(answer, indent=2))
         return 0
-    from rich.table import Table
-
     from .console import console
 
-    layout = ("T" if options.trans_a else "N") + ("T" if options.trans_b else "N")
-    table = Table(
-        title=f"{options.m} x {options.n} x {options.k}, {layout}, batch {options.batch}, "
-        f"{options.precision}, on sm_{sm} with {sm_count} multiprocessors",
-        title_justify="left",
-    )
-    rows = answer["candidates"]
-    headings = ["", "kernel", "legal", "tile", "waves", "predicted", "basis"]
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in ("waves", "predicted") else "left")
-    at = (answer["kernel"], answer["row"])
-    runs = next((row for row in rows if (row["kernel"], row["row"]) == at), None)
-    for row in rows:
-        chosen = row is runs
-        legal = row["legal"]
-        table.add_row(
-            "→" if chosen else "", row["kernel"], "yes" if legal else "no", _tile(row["tile"]),
-            f"{row['waves']:.2f}" if legal else "-",
-            f"{row['predicted_us']:.1f} us" if legal and row["predicted_us"] else "-",
-            row["why"] or row["basis"], style="bold" if chosen else "" if legal else "dim",
-        )  # fmt: skip
     out = console()
-    out.print(table)
-    if runs is None:
+    layout = ("T" if options.trans_a else "N") + ("T" if options.trans_b else "N")
+    out.print(
+        f"{options.m} x {options.n} x {options.k} (M x N x K), {layout}, batch {options.batch}, "
+        f"precision {options.precision}, on {words_for(options.sm, options.sm_count)}",
+        highlight=False,
+    )
+    rows = candidates_of(answer)
+    at = (answer["kernel"], answer["row"])
+    chosen = next((row for row in rows if (row.kernel, row.row) == at), None)
+    if chosen is None:
         out.print("none: " + (answer["why"] or "no stage of this build can take this"))
     else:
-        out.print("{kernel} {tile[BM]}x{tile[BN]}x{tile[BK]}: ".format(**runs) + answer["why"])
-        out.print("{scheme}; {workspace} bytes of workspace".format(**runs))
+        out.print(f"[bold]{chosen.name}[/]: {answer['why']}", highlight=False)
+        out.print(f"{chosen.scheme}; {memory(chosen.workspace)} of workspace", highlight=False)
+    known = sorted((row for row in rows if row.known_us is not None), key=lambda row: row.known_us)
+    shown = rows if options.all or chosen is None else known[:BEST]
+    if shown:
+        out.print()
+        out.print(candidates_table(shown, chosen))
+        for line in key(shown):
+            out.print(line, style="dim", highlight=False)
+    if len(shown) < len(rows):
+        out.print(f"These are the best {len(shown)} of {len(rows)} rows; --all shows the others.",
+                  highlight=False)  # fmt: skip
     return 0

@@ -99,6 +99,9 @@ def mm(
         precision: "fp32" or "ieee", as of ``sgemm``.
         kernel: "auto" or a stage's name.
 
+    Returns:
+        The product, (M, N); ``out`` itself where it is given.
+
     Raises:
         TypeError: an operand is no dense float32 tensor.
         ValueError: no matrices, or sizes, devices or names that do not fit.
@@ -134,6 +137,9 @@ def addmm(
         out: (M, N), where to write the result; it may be ``input``.
         precision: "fp32" or "ieee", as of ``sgemm``.
         kernel: "auto" or a stage's name.
+
+    Returns:
+        The sum, (M, N); ``out`` itself where it is given.
 
     Raises:
         TypeError: an operand is no dense float32 tensor.
@@ -176,6 +182,9 @@ def bmm(
         precision: "fp32" or "ieee", as of ``sgemm``.
         kernel: "auto" or a stage's name.
 
+    Returns:
+        The products, (batch, M, N); ``out`` itself where it is given.
+
     Raises:
         TypeError: an operand is no dense float32 tensor.
         ValueError: no batches, or sizes, devices or names that do not fit.
@@ -213,6 +222,10 @@ def matmul(
         out: where to write the result, of its shape.
         precision: "fp32" or "ieee", as of ``sgemm``.
         kernel: "auto" or a stage's name.
+
+    Returns:
+        The product: the broadcast batch dimensions, then M and N where the operands have them;
+        ``out`` itself where it is given.
 
     Raises:
         TypeError: an operand is no dense float32 tensor.

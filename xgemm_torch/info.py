@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -105,13 +106,18 @@ def collect() -> dict[str, Any]:
     }
 
 
-def self_test() -> list[dict[str, Any]]:
+def self_test(begins: Callable[[str], object] | None = None) -> list[dict[str, Any]]:
     """Run every stage on a small ragged problem, on the CPU and on a GPU if there is one.
 
     The inputs are small integers over a power of two, so the exact result has a float32 and every
     stage must give it. A second, random problem must give every strict stage the bits of the strict
-    chain, and the others a result within a few roundings of it. Returns a row for each stage and
-    device: stage, device, ok, detail.
+    chain, and the others a result within a few roundings of it.
+
+    Args:
+        begins: is told each stage's name before it runs on a device.
+
+    Returns:
+        A row for each stage and device: ``stage``, ``device``, ``ok``, ``detail``.
     """
     from . import accuracy, ops, registry
 
@@ -128,6 +134,8 @@ def self_test() -> list[dict[str, Any]]:
         for stage in registry.stages():
             row = {"stage": stage.name, "device": device, "ok": False}
             rows.append(row)
+            if begins is not None:
+                begins(stage.name)
             try:
                 results = [
                     ops.sgemm(*(x.to(device) for x in case), kernel=stage.name, **settings).cpu()
@@ -222,7 +230,7 @@ def run(options: argparse.Namespace) -> int:
 def _print_tables(facts: dict[str, Any], tests: list[dict[str, Any]], well: bool) -> None:
     from rich.table import Table
 
-    from .console import console
+    from .console import Column, Fitted, console
 
     out = console()
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -232,9 +240,9 @@ def _print_tables(facts: dict[str, Any], tests: list[dict[str, Any]], well: bool
         table.add_row(name, value)
     out.print(table)
     if tests:
-        verdicts = Table(title="self-test", title_justify="left")
-        for heading in ("stage", "device", "", "detail"):
-            verdicts.add_column(heading)
+        verdicts = Fitted(
+            "self-test", [Column("stage"), Column("device"), Column(""), Column("detail", words=24)]
+        )
         for row in tests:
             verdict = "[green]OK[/]" if row["ok"] else "[bold red]FAIL[/]"
             verdicts.add_row(row["stage"], row["device"], verdict, row["detail"])

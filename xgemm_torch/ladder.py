@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import counts, environment, info, plotting, timing
 from .registry import Stage, stages
+
+if TYPE_CHECKING:
+    from .console import Fitted
 
 # The size of the published figures, and the largest that the slowest stage takes in half a second.
 SIZE = 4096
@@ -37,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _tiles(stage: Stage) -> list[str]:
     return [
-        f"{tile.BM}x{tile.BN}x{tile.BK}, {tile.TM}x{tile.TN}, {tile.threads}"
+        f"{tile.BM}x{tile.BN}x{tile.BK}, {tile.TM}x{tile.TN}, {tile.team}"
         for tile in stage.tiles
     ]
 
@@ -91,22 +95,55 @@ def measure(
     return rows, {**facts, "clocks": record}
 
 
-def collect(size: int | None = None, layout: str = "NN") -> dict[str, Any]:
+def collect(
+    size: int | None = None, layout: str = "NN", *, quiet: bool = False
+) -> dict[str, Any]:
     """Describe every stage, with its speed on the GPU here.
 
     Without a GPU: whether it is right, and what one product asks of the memories.
+
+    Args:
+        size: M = N = K; None for 4096 on a GPU, and for `counts.SHAPE` without one.
+        layout: a key of `timing.LAYOUTS`.
+        quiet: whether to show no progress.
     """
+    from tqdm import tqdm
+
+    gpu = torch.cuda.is_available()
+    # A stage is timed; or it is checked, and then counted.
+    steps = len(stages()) + 1 if gpu else 2 * len(stages())
+    bar = tqdm(total=steps, unit="stage", leave=False, disable=True if quiet else None,
+               file=sys.stderr, bar_format="{desc}{percentage:3.0f}% {bar} {elapsed}")  # fmt: skip
+    with bar:
+        return _collect(size, layout, bar)
+
+
+def _collect(size: int | None, layout: str, bar: Any) -> dict[str, Any]:
     strict = environment.strict_reference()
     facts: dict[str, Any] = {"device": environment.device_name("cpu"), "gpu": False}
     if torch.cuda.is_available():
-        rows, measured = measure(size or SIZE, layout)
+        done: dict[str, float] = {}
+
+        def watch(name: str, share: float, speed: float) -> None:
+            bar.set_description_str(f"timing {name}: ", refresh=False)
+            bar.update(share - done.get(name, 0.0))
+            done[name] = share
+
+        rows, measured = measure(size or SIZE, layout, watch)
         facts = {"device": environment.device_name("cuda"), "gpu": True, **measured}
         # torch.mm is the yardstick: where the user made it coarser, the share means less.
         facts["warning"] = strict
     else:
         rows = [describe(stage) for stage in stages()]
-        verdicts = {row["stage"]: row for row in info.self_test()}
+
+        def told(what: str, stage: str) -> None:
+            bar.set_description_str(f"{what} {stage}: ", refresh=False)
+            bar.update()
+
+        tested = info.self_test(lambda stage: told("checking", stage))
+        verdicts = {row["stage"]: row for row in tested}
         for row in rows:
+            told("counting", row["name"])
             row["check"] = verdicts[row["name"]]["ok"]
             row["note"] = verdicts[row["name"]]["detail"]
             if row["check"]:
@@ -117,16 +154,51 @@ def collect(size: int | None = None, layout: str = "NN") -> dict[str, Any]:
 
 
 def _needs(row: dict[str, Any]) -> str:
+    if row["max_sm"] == row["min_sm"] > 0:
+        return f"sm_{row['min_sm']} only"
     if row["max_sm"]:
         return f"sm_{row['min_sm']} to sm_{row['max_sm']}"
     return f"sm_{row['min_sm']}" if row["min_sm"] else "any GPU"
 
 
-def _result(row: dict[str, Any], gpu: bool) -> str:
+def _result(row: dict[str, Any], gpu: bool) -> list[str]:
+    if gpu and row["tflops"] is None:
+        return [row["note"], ""]
     if gpu:
-        return row["note"] or f"{row['tflops']:.1f} TFLOP/s, {row['share']:.0%}"
+        return [f"{row['tflops']:.1f}", f"{row['share']:.0%}"]
     right = "bits right" if row["strict"] else "accurate"
-    return f"[green]{right}[/]" if row["check"] else f"[bold red]{row['note']}[/]"
+    return [f"[green]{right}[/]" if row["check"] else f"[bold red]{row['note']}[/]"]
+
+
+def table(facts: dict[str, Any]) -> Fitted:
+    """Make a table of what `collect` gives."""
+    from .console import Column, Fitted
+
+    gpu = facts["gpu"]
+    at = f" at {facts['size']}³, {facts['layout']}" if gpu else ""
+    results = (
+        [Column("TFLOP/s", right=True, words=8), Column("of torch.mm", right=True)]
+        if gpu
+        else [Column("host flavour", words=12)]
+    )
+    made = Fitted(
+        f"The ladder{at}, on {facts['device']}",
+        [
+            Column("#", right=True),
+            Column("stage"),
+            Column("the one idea", words=33),
+            Column("from", words=12, spare=3),
+            Column("needs", spare=1),
+            Column("block tile, thread tile, threads", spare=2),
+            *results,
+        ],
+    )
+    for row in facts["stages"]:
+        made.add_row(
+            str(row["rung"]), f"[bold]{row['name']}[/]", row["idea"], row["source"], _needs(row),
+            "\n".join(row["tiles"]), *_result(row, gpu),
+        )  # fmt: skip
+    return made
 
 
 def run(options: argparse.Namespace) -> int:
@@ -144,31 +216,18 @@ def run(options: argparse.Namespace) -> int:
         return race.run(options)
     if options.png:
         plotting.require(options.png)
-    facts = collect(options.size, options.layout)
+    facts = collect(options.size, options.layout, quiet=options.json)
     if options.png:
         plotting.ladder(facts, options.png)
     well = all(row["check"] is not False for row in facts["stages"])
     if options.json:
         print(json.dumps(facts, indent=2))
         return 0 if well else 1
-    from rich.table import Table
-
     from .console import console
 
-    gpu = facts["gpu"]
-    table = Table(title=f"The ladder, on {facts['device']}", title_justify="left")
-    for heading in ("#", "stage", "the one idea", "from", "needs",
-                    "block tile, thread tile, threads",
-                    f"{facts['size']}³, share of torch.mm" if gpu else "host flavour"):  # fmt: skip
-        table.add_column(heading, justify="right" if heading == "#" else "left")
-    for row in facts["stages"]:
-        table.add_row(
-            str(row["rung"]), f"[bold]{row['name']}[/]", row["idea"], row["source"], _needs(row),
-            "\n".join(row["tiles"]), _result(row, gpu),
-        )  # fmt: skip
     out = console()
-    out.print(table)
-    if gpu:
+    out.print(table(facts))
+    if facts["gpu"]:
         clock = facts["clocks"].get("sm_mhz")
         out.print(
             f"torch.mm: {facts['torch_mm_tflops']:.1f} TFLOP/s; taken in turns, chip hot"

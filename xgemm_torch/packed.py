@@ -148,6 +148,9 @@ def prepack(weight: Tensor, *, trans_b: bool = True, kernel: str = "auto") -> Pa
         kernel: "auto", or the stage to split by. On a CPU nothing is split by "auto", which is
             ATen's BLAS there; a stage splits in the host flavour, for products by its name.
 
+    Returns:
+        What products take in place of the weight.
+
     Raises:
         TypeError: ``weight`` is no dense float32 tensor.
         ValueError: not two dimensions; an unknown kernel, or one that does not pack.

@@ -15,6 +15,11 @@ INK, QUIET, GRID = "#20262e", "#7a8591", "#e4e8ec"
 BLUE, ORANGE, GREEN, GREY, RED = "#2a6fb0", "#e07a1f", "#3b9a5f", "#b9c1c9", "#c0392b"
 # Behind a text that lies on lines.
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 2}
+# By whether a stage is strict.
+PROMISES = {
+    True: (BLUE, "strict: chains of FP32 multiply-adds"),
+    False: (GREEN, "FP32 accuracy: tensor cores, or sums in another order"),
+}
 COLORS = {"stock": BLUE, "converted": ORANGE}
 LABELS = {"stock": "stock nn.Linear", "converted": "xgemm_torch"}
 
@@ -215,15 +220,21 @@ def ladder(facts: dict[str, Any], path: Path) -> None:
 def _speeds(axes: Axes, facts: dict[str, Any]) -> None:
     rows, reference = facts["stages"], facts["torch_mm_tflops"]
     top = max([reference, *(row["tflops"] or 0.0 for row in rows)])
-    axes.axvline(reference, color=ORANGE, linewidth=1.4)
+    axes.axvline(reference, color=ORANGE, linewidth=1.4, zorder=1.5)
     axes.text(reference, -0.62, f"torch.mm {reference:.1f} ", color=ORANGE, fontsize=9,
               ha="center", va="bottom")  # fmt: skip
     for place, row in enumerate(rows):
         speed = row["tflops"]
-        axes.barh(place - 0.1, speed or 0.0, height=0.46, color=BLUE)
-        label = row["note"] or f" {speed:.1f}  ({row['share']:.0%})"
-        axes.text(speed or 0.0, place - 0.1, label, va="center", fontsize=9.5, color=INK)
-        axes.text(top * 0.004, place + 0.29, row["idea"], va="center", fontsize=7.5, color=QUIET)
+        axes.barh(place - 0.1, speed or 0.0, height=0.46, color=PROMISES[row["strict"]][0])
+        label = row["note"] or f"{speed:.1f}  ({row['share']:.0%})"
+        axes.text((speed or 0.0) + top * 0.006, place - 0.1, label, va="center", fontsize=9.5,
+                  color=INK, bbox={**PAPER, "pad": 1})  # fmt: skip
+        axes.text(top * 0.004, place + 0.29, row["idea"], va="center", fontsize=7.5, color=QUIET,
+                  bbox={**PAPER, "pad": 0.6})  # fmt: skip
+    for color, text in PROMISES.values():
+        axes.plot([], [], "s", color=color, markersize=7, label=text)
+    axes.figure.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper right",
+                       bbox_to_anchor=(0.98, 1 - 0.2 / axes.figure.get_figheight()))  # fmt: skip
     axes.set_xlim(0, top * 1.13)
     axes.grid(True, axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -315,13 +326,13 @@ def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> 
     """Speed on a GPU, else only the place on the x axis, under the roofs of `race.roofs`.
 
     What a kernel asks for comes through L1, so that line bounds it; what caches do not hold comes
-    from memory, so a point above the memory's line lives off them.
+    from memory, as fast as a copy at best, so a point above the copy's line lives off them.
     """
     roofs = facts["roofs"]
     peak = roofs["fp32_tflops"]
     reach = [row["counts"]["flop_per_byte"] for row in rows]
     low, high = min(reach) / 3, 3 * max([*reach, (peak or 1.0) / roofs["memory_tbs"]])
-    for name, speed in (("memory", roofs["memory_tbs"]), ("L1", roofs["l1_tbs"])):
+    for name, speed in (("copy", roofs["memory_tbs"]), ("L1", roofs["l1_tbs"])):
         if speed:
             axes.plot([low, high], [low * speed, high * speed], color=GREY, linewidth=1.4)
             axes.text(low * 1.15, low * 2 * speed, f"{name} {speed:.1f} TB/s", color=QUIET,
@@ -338,17 +349,14 @@ def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> 
         axes.text(low * 1.15, facts["torch_mm_tflops"] / 1.1, "torch.mm", color=ORANGE,
                   fontsize=8.5, va="top")  # fmt: skip
     together: dict[str, list[str]] = {}
+    numbers = []
     for row, intensity in zip(rows, reach, strict=True):
         if row["tflops"] is not None:
             axes.plot([intensity], [row["tflops"]], "o", color=BLUE, markersize=5)
-            axes.annotate(str(row["rung"]), (intensity, row["tflops"]), xytext=(5, -8),
-                          textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
+            numbers.append((str(row["rung"]), (intensity, row["tflops"])))
         elif not facts["gpu"]:
             axes.axvline(intensity, color=BLUE, linewidth=0.8, linestyle=":")
             together.setdefault(f"{intensity:.2g}", []).append(str(row["rung"]))
-    for intensity, rungs in together.items():
-        axes.text(float(intensity) * 1.02, floor * 1.4, ", ".join(rungs), fontsize=8.5, color=INK,
-                  rotation=90, va="bottom", bbox=PAPER)  # fmt: skip
     title = "Roofline; a number is a rung"
     if not facts["gpu"]:
         title = f"Where each rung stands under the roofs of {roofs['of']}"
@@ -356,6 +364,53 @@ def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> 
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
+    _number(axes, numbers)
+    _number_lines(axes, [(", ".join(rungs), float(at)) for at, rungs in together.items()], floor)
+
+
+def _number(axes: Axes, points: Sequence[tuple[str, tuple[float, float]]]) -> None:
+    """Write each point's text beside it, at the nearest place that is free of texts and points.
+
+    The axes have their scales and limits by now.
+    """
+    inch = 72 / axes.figure.dpi  # of a pixel, in points of the typeface
+    at = [axes.transData.transform(point) * inch for _, point in points]
+    # Left, lower, right, upper edge of what is taken: points first, then texts.
+    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in at]
+    places = [(dx, dy) for dx in (4, -4) for dy in (-8, 1)]
+    places += [(dx, dy) for away in (1, 2, 3) for dx in (4, -4)
+               for dy in (-8 - 8 * away, 1 + 8 * away)]  # fmt: skip
+    for (text, point), (x, y) in zip(points, at, strict=True):
+        width = 5.2 * len(text)
+        for dx, dy in places:
+            left, low = x + (dx if dx > 0 else dx - width), y + dy
+            box = (left, low, left + width, low + 7)
+            if not any(_meet(box, other) for other in taken):
+                break
+        taken.append(box)
+        axes.annotate(text, point, xytext=(box[0] - x, box[1] - y), textcoords="offset points",
+                      fontsize=8, color=INK)  # fmt: skip
+
+
+def _number_lines(axes: Axes, lines: Sequence[tuple[str, float]], floor: float) -> None:
+    """Write each line's text upright beside its foot, or above texts of its neighbours there."""
+    inch = 72 / axes.figure.dpi
+    taken: list[tuple[float, ...]] = []
+    for text, place in sorted(lines, key=lambda line: line[1]):
+        x, y = axes.transData.transform((place, floor)) * inch
+        left, low = x + 2, y + 16
+        while any(_meet((left, low, left + 12, low + 5.5 * len(text)), box) for box in taken):
+            low += 4
+        taken.append((left, low, left + 12, low + 5.5 * len(text)))
+        axes.annotate(text, (place, floor), xytext=(left - x, low - y), textcoords="offset points",
+                      fontsize=8.5, color=INK, rotation=90, va="bottom",
+                      bbox={**PAPER, "pad": 1})  # fmt: skip
+
+
+def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether two boxes (left, lower, right, upper) have a place in common."""
+    across = one[0] < other[2] and other[0] < one[2]
+    return across and one[1] < other[3] and other[1] < one[3]
 
 
 def accuracy(facts: dict[str, Any], path: Path) -> None:

@@ -13,12 +13,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import counts, environment, ladder, marks, plotting, timing
 from .registry import stages
+
+if TYPE_CHECKING:
+    from .console import Fitted
 
 CUBLAS = "torch.mm"
 # Fused multiply-adds of FP32 that a multiprocessor starts each cycle; 128 where not listed.
@@ -178,13 +181,20 @@ def _problem(facts: dict[str, Any]) -> str:
     return "x".join(map(str, facts["shape"])) + f"-{facts['layout']}"
 
 
-def _speed_table(facts: dict[str, Any]) -> Any:
-    from rich.table import Table
+def speed_table(facts: dict[str, Any]) -> Fitted:
+    """Make a table of a race of time, as `collect` gives it."""
+    from .console import Column, Fitted
 
-    table = Table(title=f"{_problem(facts)}, FP32, on {facts['device']}",
-                  title_justify="left")  # fmt: skip
-    for heading in ("#", "stage", "TFLOP/s", "of torch.mm", "mark, on an H200"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    table = Fitted(
+        f"{_problem(facts)}, FP32, on {facts['device']}",
+        [
+            Column("#", right=True),
+            Column("stage"),
+            Column("TFLOP/s", right=True, words=8),
+            Column("of torch.mm", right=True),
+            Column("mark, on an H200", right=True),
+        ],
+    )
     table.add_row("", f"[bold]{CUBLAS}[/]", f"{facts['torch_mm_tflops']:.1f}", "100%", "")
     for row in facts["stages"]:
         speed = row["note"] or f"{row['tflops']:.1f}"
@@ -208,7 +218,7 @@ def run(options: argparse.Namespace) -> int:
 
     out = console()
     if facts["gpu"]:
-        out.print(_speed_table(facts))
+        out.print(speed_table(facts))
         if facts["warning"]:
             print(facts["warning"], file=sys.stderr)
     else:

@@ -54,6 +54,11 @@ class Tile:
         """Whether the producers do nothing but fetch, by TMA: others split what they fetch."""
         return self.producers > 0 and self.width > 1
 
+    @property
+    def team(self) -> str:
+        """A block's threads in words: those that hold results, then those that fetch, "256+128"."""
+        return f"{self.threads}+{self.producers}" if self.producers else f"{self.threads}"
+
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Tile:
         """From a row of the compiled module, which may tell more than this class keeps."""
@@ -68,7 +73,9 @@ class Stage:
         name: the operator's name and the value for ``kernel=``.
         rung: its number on the ladder.
         idea: what is new in it, in a few words.
-        source: the published kernels that it comes from.
+        source: the published kernels that it comes from, as in "S v7, X 06": a letter is a key of
+            `xgemm_torch.sources.SYSTEMS`, behind it stands the kernel's name there, and
+            `xgemm_torch.sources.of_stage` tells more of each; "beyond the seeds" for none.
         file: its source file under ``csrc/xgemm/stages``.
         min_sm: the least compute capability, as in 80 or 90; 0 for any.
         max_sm: the last compute capability; 0 for any.
@@ -107,6 +114,16 @@ def _stages() -> tuple[Stage, ...]:
     )
 
 
+def tile_name(stage: str, row: int) -> str:
+    """Name a row of a stage's tile table by its block tile, and by what else tells it apart."""
+    tiles = next(each.tiles for each in _stages() if each.name == stage)
+    plain = [f"{tile.BM}x{tile.BN}x{tile.BK}" for tile in tiles]
+    if plain.count(plain[row]) == 1:
+        return plain[row]
+    cluster = tiles[row].cluster
+    return plain[row] + (f" in clusters of {cluster}" if cluster > 1 else " without clusters")
+
+
 def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
     """Give the length of the chains of which ``precision="ieee"`` makes an element, along k.
 
@@ -122,10 +139,15 @@ def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
 
     Returns:
         The length; 0 where one chain goes over all of k.
+
+    Raises:
+        TypeError: a size that is no int.
+        ValueError: a negative size.
+        OverflowError: a size of 2^63 or more.
     """
     return _C.chain_share(m, n, k, batch)
 
 
 def stages() -> list[Stage]:
-    """The stages of this build, lowest rung first."""
+    """The stages of this build, lowest rung first; the list is the caller's own."""
     return list(_stages())

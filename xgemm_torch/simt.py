@@ -21,7 +21,6 @@ from . import _C
 ORDERS = ("forward", "reverse", "random")
 
 
-@contextlib.contextmanager
 def configure(
     *,
     order: str | None = None,
@@ -30,10 +29,11 @@ def configure(
     row: int | None = None,
     sm_count: int | None = None,
     share: int | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Change how the host flavour runs, until the end of the ``with`` block.
+) -> contextlib.AbstractContextManager[dict[str, Any]]:
+    """Change how the host flavour runs, until the end of the ``with`` block that it is for.
 
-    The settings are the process's, not the thread's. What is left out stays as it is.
+    The settings are the process's, not the thread's. What is left out stays as it is. The call
+    alone changes nothing, but refuses what is wrong: ``with simt.configure(seed=3): ...``.
 
     Args:
         order: "forward", "reverse" or "random": the order in which threads and blocks run.
@@ -45,22 +45,60 @@ def configure(
         sm_count: multiprocessors of the GPU that the host flavour stands for, 132 at first: stages
             that share out work among them run, and add, as they would there.
         share: of k, in each chain of the strict product, on a CPU, in the host flavour and on a
-            GPU; 0 for one chain, -1 for what `xgemm_torch.chain_share` gives.
+            GPU: a multiple of 32; 0 for one chain, -1 for what `xgemm_torch.chain_share` gives.
 
-    Yields:
-        The settings in force inside the block.
+    Returns:
+        A context manager that gives the settings in force inside the block.
 
     Raises:
-        ValueError: an unknown order, a number of multiprocessors below 1, a share below -1.
+        TypeError: a name that is no string, a number that is no int.
+        ValueError: an unknown order, a place that is not "file.cu:LINE", a number out of its range:
+            multiprocessors below 1, a row or a share below -1, a seed below 0 or above 2^64 - 1.
     """
-    if order is not None and order not in ORDERS:
-        raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
-    changes = {
+    asked = {
         "order": order, "seed": seed, "skip": skip, "row": row, "sm_count": sm_count,
         "share": share,
     }  # fmt: skip
+    changes = {name: value for name, value in asked.items() if value is not None}
+    _refuse(changes)
+    return _configured(changes)
+
+
+# The least and the most of each number: what the compiled module's own types hold.
+_RANGES = {
+    "seed": (0, 2**64 - 1),
+    "row": (-1, 2**31 - 1),
+    "sm_count": (1, 2**31 - 1),
+    "share": (-1, 2**63 - 1),
+}
+
+
+def _refuse(changes: dict[str, Any]) -> None:
+    """Raise what is wrong with settings."""
+    for name, value in changes.items():
+        kind = int if name in _RANGES else str
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(
+                f"simt: {name} must be of type {kind.__name__}, got {type(value).__name__}"
+            )
+        least, most = _RANGES.get(name, (None, None))
+        if least is not None and value < least:
+            raise ValueError(f"simt: {name} must be {least} or more, got {value}")
+        if most is not None and value > most:
+            raise ValueError(f"simt: {name} must be {most} or less, got {value}")
+    order, skip = changes.get("order", ORDERS[0]), changes.get("skip", "")
+    if order not in ORDERS:
+        raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
+    file, _, line = skip.rpartition(":")
+    if skip and not (file and line.isdigit()):
+        raise ValueError(f"simt: skip is a place as in 'file.cu:42', or empty, got '{skip}'")
+
+
+@contextlib.contextmanager
+def _configured(changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Hold the settings with these changes in force."""
     settings = _settings()
-    now = settings | {key: value for key, value in changes.items() if value is not None}
+    now = settings | changes
     _set(now)
     try:
         yield now
@@ -97,6 +135,9 @@ def sites(kind: str | None = None) -> list[str]:
     Args:
         kind: one of `SITES`, or None for all.
 
+    Returns:
+        The places, each once, as `configure` takes them for ``skip``.
+
     Raises:
         ValueError: no such kind.
     """
@@ -115,6 +156,9 @@ def mma_step(acc: Tensor, a: Tensor, b: Tensor) -> Tensor:
         acc: float32, of shape (m, n), n a multiple of 8.
         a: float16 or bfloat16, of shape (m, 16).
         b: of the same type, of shape (n, 16).
+
+    Returns:
+        The sum, like ``acc``.
 
     Raises:
         ValueError: a wrong shape or type.
@@ -352,6 +396,9 @@ def trace(
         trans_b: whether B is.
         block: its number in the grid; blockIdx.x is the fastest.
 
+    Returns:
+        The block's events, with the launches and the places of the source that they belong to.
+
     Raises:
         ValueError: no such stage or block, a size below 1, or a problem that the stage refuses.
     """
@@ -522,6 +569,9 @@ def traffic(
         k: columns of A and rows of B. Every access is looked at: 256 x 256 x 256 takes seconds.
         trans_a: whether A is stored transposed.
         trans_b: whether B is.
+
+    Returns:
+        The counts of the whole grid, and the same by line of the source.
 
     Raises:
         ValueError: no such stage, a size below 1, or a problem that the stage refuses.

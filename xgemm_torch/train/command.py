@@ -18,6 +18,12 @@ RUNS_FOLDER = Path("runs")
 HOST_FLAVOUR_SIZES = ("tiny",)
 
 
+def _by_size(setting: str) -> str:
+    """A setting's default for each size, in words."""
+    values = (f"{size} {getattr(each, setting):g}" for size, each in configs.DEFAULTS.items())
+    return f"default: {', '.join(values)}"
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options. Those that shape the losses default to None: "as the size has it"."""
     stages = [stage.name for stage in registry.stages()]
@@ -29,18 +35,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "vocabulary 50257, on bytes; tiny: for tests",
     )
     shape.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
-    shape.add_argument("--steps", type=int, help="optimizer steps of each run")
-    shape.add_argument("--batch", type=int, help="rows a step")
-    shape.add_argument("--seq", type=int, help="bytes a row")
-    shape.add_argument("--lr", type=float, dest="learning_rate", help="peak learning rate")
+    shape.add_argument(
+        "--steps", type=int, help=f"optimizer steps of each run; {_by_size('steps')}"
+    )
+    shape.add_argument("--batch", type=int, help=f"rows a step; {_by_size('batch')}")
+    shape.add_argument("--seq", type=int, help=f"bytes a row; {_by_size('seq')}")
+    shape.add_argument(
+        "--lr", type=float, dest="learning_rate",
+        help=f"peak learning rate; {_by_size('learning_rate')}",
+    )  # fmt: skip
     shape.add_argument("--dropout", type=float, help="default: 0, so that the runs compare best")
     shape.add_argument("--seed", type=int, help="default: 1")
     kernels = parser.add_argument_group("how the converted run multiplies")
-    kernels.add_argument("--kernel", choices=["auto", *stages], help="default: auto")
+    kernels.add_argument(
+        "--kernel", choices=["auto", *stages], metavar="STAGE",
+        help="auto, or a stage's name as in python -m xgemm_torch ladder (default: auto)",
+    )  # fmt: skip
     kernels.add_argument("--precision", choices=("fp32", "ieee"), help="default: fp32")
     kernels.add_argument(
         "--check-kernel",
         choices=stages,
+        metavar="STAGE",
         help="stage whose bits are checked on a tiny model at the end (default: vec4_128x128)",
     )
     place = parser.add_argument_group("where and how long")
@@ -51,7 +66,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="go on with the run in --out, or with the newest unfinished one under runs/; its "
         "settings hold",
     )
-    place.add_argument("--checkpoint-every", type=int, help="steps between checkpoints")
+    place.add_argument(
+        "--checkpoint-every", type=int, metavar="STEPS",
+        help=f"steps between checkpoints; {_by_size('checkpoint_every')}",
+    )  # fmt: skip
     place.add_argument("--no-plot", action="store_true", help="make no picture")
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
+from ..console import Column, Fitted
 from .config import RUNS, Config
 
 FINAL_STEPS = 20
@@ -54,12 +54,16 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} ms"
 
 
-def _runs_table(summary: dict[str, Any]) -> Table:
+def _runs_table(summary: dict[str, Any]) -> Fitted:
     runs = [summary["runs"][name] for name in RUNS]
-    table = Table(title="Two runs, one seed, the same batches", title_justify="left")
-    table.add_column("")
-    for heading in ("stock nn.Linear", "converted"):
-        table.add_column(heading, justify="right")
+    table = Fitted(
+        "Two runs, one seed, the same batches",
+        [
+            Column("", words=24),
+            Column("stock nn.Linear", right=True),
+            Column("converted", right=True),
+        ],
+    )
 
     def row(label: str, values: list[str]) -> None:
         table.add_row(label, *values)
@@ -92,13 +96,21 @@ def _difference_line(summary: dict[str, Any]) -> Text:
     )
 
 
-def _products_table(summary: dict[str, Any]) -> Table:
-    table = Table(title="Which kernel ran where", title_justify="left")
-    for heading, justify in (
-        ("layer", "left"), ("layers", "right"), ("product", "left"), ("layout", "left"),
-        ("M", "right"), ("N", "right"), ("K", "right"), ("kernel", "left"), ("on an H200", "left"),
-    ):  # fmt: skip
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+def _products_table(summary: dict[str, Any]) -> Fitted:
+    table = Fitted(
+        "Which kernel ran where",
+        [
+            Column("layer"),
+            Column("layers", right=True, spare=3),
+            Column("product"),
+            Column("layout", spare=2),
+            Column("M", right=True),
+            Column("N", right=True),
+            Column("K", right=True),
+            Column("kernel"),
+            Column("on an H200", spare=1),
+        ],
+    )
     layer = None
     for row in summary["products"]:
         new = row["layer"] != layer
