@@ -71,6 +71,7 @@ _RANGES = {
     "sm_count": (1, 2**31 - 1),
     "share": (-1, 2**63 - 1),
 }
+_SHARE_STEP = 32  # as in csrc/xgemm/chains.h
 
 
 def _refuse(changes: dict[str, Any]) -> None:
@@ -86,6 +87,8 @@ def _refuse(changes: dict[str, Any]) -> None:
             raise ValueError(f"simt: {name} must be {least} or more, got {value}")
         if most is not None and value > most:
             raise ValueError(f"simt: {name} must be {most} or less, got {value}")
+    if (share := changes.get("share", 0)) % _SHARE_STEP and share > 0:
+        raise ValueError(f"simt: share must be a multiple of {_SHARE_STEP}, got {share}")
     order, skip = changes.get("order", ORDERS[0]), changes.get("skip", "")
     if order not in ORDERS:
         raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
