@@ -354,7 +354,7 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
         return [Way(depth(stage)), Way(8)]  # slices of A; a strip of rows
     if stage.name == "gemv":
         # Several chains; one that is longer than the ring; more than meet in a cluster.
-        return [Way(200), Way(300, share=256), Way(600)]
+        return [Way(200), Way(300, share=256), Way(2240)]
     shallow = Way(depth(stage))
     if stage.name == "split_k":  # chains that meet in a cluster, and more than that
         return [shallow, Way(300)]

@@ -142,6 +142,11 @@ __device__ __forceinline__ float walk_again(const Gemm& g, int64_t i, int64_t j,
   return parts_gave(a, b, depth_of(g.k), sum) ? sum : chain;
 }
 
+// Beyond, any element might be out of range, and would be walked again by one thread.
+inline const char* too_deep_to_reach(const Gemm& g) {
+  return g.k > int64_t{1} << kReachDepth ? "takes K up to 2^20" : nullptr;
+}
+
 // What is strange of a product, whatever its elements: also that there are too few of them, as a
 // chain of so few operations is more accurate than parts.
 __device__ __forceinline__ uint32_t strange_product(const Gemm& g) {

@@ -84,11 +84,6 @@ __global__ void __launch_bounds__(kShareThreads) add(const ShareJob job, int par
                                static_cast<int>(blockIdx.x) % parts);
 }
 
-// Beyond, any element might be out of range, and would be walked again by one thread.
-const char* too_deep(const Gemm& g) {
-  return g.k > int64_t{1} << kReachDepth ? "takes K up to 2^20" : nullptr;
-}
-
 size_t workspace(const Gemm& g, const Context& context) {
   return plan_shares(g, kTiles[context.row], nullptr).bytes;
 }
@@ -145,7 +140,7 @@ static const Register stage(
                .max_sm = 90,
                .strict = false,
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-               .refuse = too_deep,
+               .refuse = too_deep_to_reach,
                .workspace = workspace,
                .run = run});
 
