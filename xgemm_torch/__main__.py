@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = modules[options.command].run(options)
         sys.stdout.flush()  # here, where it can be told what fails
         return code
-    except (BrokenPipeError, SystemExit):  # rich makes the one the other
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # rich makes the one the other
         # What is not yet written must go somewhere when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as of a program that the signal ends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -334,12 +333,9 @@ def _candidates(
 def read(answer: str) -> dict[str, Any]:
     """Read the selector's answer: its choice, why, and the candidates.
 
-    What it calls FP32 is said so that it is not taken for the precision, and what came next so that
-    it is told apart and has a time that is known.
+    What came next is said so that it is told apart and has a time that is known.
     """
     found = json.loads(answer)
-    for row in found["candidates"]:
-        row["scheme"] = re.sub("^fp32:", "ffma:", row["scheme"])
     candidates = candidates_of(found)
     at = (found["kernel"], found["row"])
     chosen = next((c for c in candidates if (c.kernel, c.row) == at), None)

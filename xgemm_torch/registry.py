@@ -75,7 +75,7 @@ class Stage:
         idea: what is new in it, in a few words.
         source: the published kernels that it comes from, as in "S v7, X 06": a letter is a key of
             `xgemm_torch.sources.SYSTEMS`, behind it stands the kernel's name there, and
-            `xgemm_torch.sources.of_stage` tells more of each; "beyond the seeds" for none.
+            `xgemm_torch.sources.of_stage` tells more of each; "this project" for none.
         file: its source file under ``csrc/xgemm/stages``.
         min_sm: the least compute capability, as in 80 or 90; 0 for any.
         max_sm: the last compute capability; 0 for any.

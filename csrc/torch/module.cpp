@@ -97,7 +97,7 @@ const char* name(Basis b) {
 // What stands for the products of floats, and into how many chains they are cut.
 std::string scheme_of(const Candidate& c, const Gemm& g, const Device& device) {
   if (c.stage->scheme) return c.stage->scheme(g, {.device = device, .row = c.row});
-  std::string words = "fp32: fused multiply-adds";
+  std::string words = "ffma: fused multiply-adds";
   if (const int64_t chains = chain_count(g); c.stage->splits && chains > 1)
     words += ", " + std::to_string(chains) + " chains of " + std::to_string(g.share) + " along k";
   return words;
