@@ -17,34 +17,31 @@ constexpr int kNarrowSegment = kNarrowScheme.segment / kSliceK;
 // A thread's, of a tile with BM rows.
 template <int BM>
 constexpr int kNarrowSums = BM * kLong / kShareThreads;
-// Registers of a thread that multiplies, and of one that splits D's rows.
-constexpr int kNarrowRegisters = 208, kSplitterRegisters = 88;
-static_assert(registers_suffice(1, kShareThreads, kNarrowRegisters, kSplitters,
-                                kSplitterRegisters));
+// Registers of a thread that multiplies, and on average of one that splits or loads D's rows.
+constexpr int kNarrowRegisters = 208, kSplitterRegisters = 56, kLoaderRegisters = 40;
+static_assert(kSplitters == kLoaders &&
+              registers_suffice(1, kShareThreads, kNarrowRegisters, kSplitters + kLoaders,
+                                (kSplitterRegisters + kLoaderRegisters) / 2));
 constexpr int kShareWarps = (kShareThreads + kSplitters) / 32;
 // Slices in parts; and those on their way from gmem, of columns and of rows.
 constexpr int kNarrowBuffers = 4, kColumnsAhead = 6, kRowsAhead = 4;
-// Slices of columns in L2 before they are asked for, if in registers: beyond those in the ring.
-constexpr int kFetchedAhead = 6;
 
 // Whether columns come in registers, two slices at a time. With many rows wgmma itself reads shared
 // memory half of the time; with few, more must be on its way than registers hold.
 template <int BM>
 constexpr bool kInRegisters = BM >= 64;
-// Whether D's rows do.
-template <int BM>
-constexpr bool kRowsInRegisters = BM >= 32;
 
-// A block's shared memory. D's rows go in parts from the threads that split them to those that
-// multiply.
+// A block's shared memory. D's rows go as they are from the threads that load them to those that
+// split them, and in parts from these to those that multiply.
 template <int BM, bool kA, bool kB>
 struct NarrowRing {
   using Rows = SharedParts<kSplitters, BM, kA>;
   using Columns = RegisterParts<kShareThreads, kB>;
   typename Rows::Slice slices[kNarrowBuffers];
   typename Columns::Raw columns[kInRegisters<BM> ? 1 : kColumnsAhead];
-  typename Rows::Raw rows[kRowsInRegisters<BM> ? 1 : kRowsAhead];
-  Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];
+  typename Rows::Raw rows[kRowsAhead];
+  Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices
+  Mbarrier landed[kRowsAhead], taken[kRowsAhead];  // of rows
   uint32_t strange[kShareWarps];  // what each warp has seen: see Reach ...
   float told;  // ... and all of them, as bits, for the cluster
 
@@ -72,6 +69,10 @@ struct NarrowRing {
         mbarrier_init(&full[s], kSplitters);
         mbarrier_init(&empty[s], kShareThreads / 128);
       }
+      for (int s = 0; s < kRowsAhead; ++s) {
+        mbarrier_init(&landed[s], kLoaders);
+        mbarrier_init(&taken[s], kSplitters);
+      }
       fence_barrier_init();
     }
     __syncthreads();
@@ -83,68 +84,50 @@ __device__ __forceinline__ int slices_between(int64_t k0, int64_t k1) {
   return k1 > k0 ? static_cast<int>((k1 - k0 + kSliceK - 1) / kSliceK) : 1;
 }
 
-// Asks for the slice of D's columns at k to come to L2: a thread that splits D's rows for 32
-// floats, if they lie together.
+// Asks for the slice of D's columns at k to come to L2: a thread for 32 floats, if they lie
+// together.
 template <bool kB>
 __device__ __forceinline__ void fetch_ahead(const Gemm& g, const Origin& o, int64_t k, int64_t k1) {
-  static_assert(kLong == kSplitters && kSliceK * kLong == 32 * kSplitters);
-  const int thread = static_cast<int>(threadIdx.x) % kSplitters;
+  static_assert(kLong == kLoaders && kSliceK * kLong == 32 * kLoaders);
+  const int thread = static_cast<int>(threadIdx.x) % kLoaders;
   const int64_t column = o.j + (kB ? thread : thread % 4 * 32), at = k + (kB ? 0 : thread / 4);
   if (column < g.n && at < k1) prefetch_to_l2(g.b.ptr(at, column));
 }
 
-// D's rows from k0 to k1 into the ring. What is strange of them is told before the last slice is
-// handed over, so that who multiplies it knows that to be there. A fence waits for whatever the
-// thread has asked for before it: in registers a slice is asked for right after one, and comes
-// while the slice before it is split.
+// gmem -> smem: D's rows from k0 to k1. Not by the threads that split them: those need a fence a
+// slice, and a fence waits for whatever its thread has asked for.
 template <int BM, bool kA, bool kB>
-__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, const Gemm& g,
-                                           const Origin& o, int64_t k0, int64_t k1) {
-  Reach reach;
+__device__ __forceinline__ void load_rows(NarrowRing<BM, kA, kB>& ring, const Gemm& g,
+                                          const Origin& o, int64_t k0, int64_t k1) {
   const int count = slices_between(k0, k1);
-  SharedParts<kSplitters, BM, kA> rows(g.a, o.i, g.m, k0, k1);
-  RingPlace<kNarrowBuffers> at;
-  // Registers do not hold enough of the columns to cover memory's latency.
-  const auto ahead = [&](int s) {
-    if (kInRegisters<BM> && s < count) fetch_ahead<kB>(g, o, k0 + int64_t{s} * kSliceK, k1);
-  };
-  for (int s = 2; s < kFetchedAhead; ++s) ahead(s);
-  // Slice s into the ring: from registers number `from`, or from shared memory.
-  const auto split = [&](const auto& from, int s) {
-    ahead(s + kFetchedAhead);
-    mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
-    rows.split(ring.slices[at.stage], from, reach);
-    if (s + 1 == count) ring.tell(reach);
+  SharedRows<kLoaders, BM, kA> rows(g.a, o.i, g.m, k0, k1);
+  RingPlace<kRowsAhead> at;
+#pragma unroll 1
+  for (int s = 0; s < count; ++s, at.advance()) {
+    mbarrier_wait(&ring.taken[at.stage], at.parity ^ 1);
+    rows.copy(ring.rows[at.stage]);
+    mbarrier_arrive_after_copies(&ring.landed[at.stage]);
+    // Registers do not hold enough of the columns to cover memory's latency.
+    if (kInRegisters<BM> && s > 1) fetch_ahead<kB>(g, o, k0 + int64_t{s} * kSliceK, k1);
+  }
+}
+
+// The same rows into parts. What is strange of them is told before the last slice is handed over,
+// so that who multiplies it knows that to be there.
+template <int BM, bool kA, bool kB>
+__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, int64_t k0, int64_t k1) {
+  Reach reach;
+  RingPlace<kRowsAhead> from;
+  RingPlace<kNarrowBuffers> to;
+#pragma unroll 1
+  for (int left = slices_between(k0, k1); left > 0; --left, from.advance(), to.advance()) {
+    mbarrier_wait(&ring.landed[from.stage], from.parity);
+    mbarrier_wait(&ring.empty[to.stage], to.parity ^ 1);
+    SharedParts<kSplitters, BM, kA>::split(ring.slices[to.stage], ring.rows[from.stage], reach);
+    mbarrier_arrive(&ring.taken[from.stage]);
+    if (left == 1) ring.tell(reach);
     fence_for_wgmma();
-    mbarrier_arrive(&ring.full[at.stage]);
-    at.advance();
-  };
-  if constexpr (kRowsInRegisters<BM>) {
-    const std::integral_constant<int, 0> even;
-    const std::integral_constant<int, 1> odd;
-    rows.load(even);
-    if (count > 1) rows.load(odd);
-#pragma unroll 1
-    for (int s = 0; s < count; s += 2) {
-      split(even, s);
-      if (s + 2 < count) rows.load(even);
-      if (s + 1 < count) split(odd, s + 1);
-      if (s + 3 < count) rows.load(odd);
-    }
-  } else {
-#pragma unroll 1
-    for (int s = 0; s < kRowsAhead; ++s) {
-      if (s < count) rows.copy(ring.rows[s]);
-      cp_async_commit();
-    }
-    RingPlace<kRowsAhead> next;
-#pragma unroll 1
-    for (int s = 0; s < count; ++s, next.advance()) {
-      cp_async_wait<kRowsAhead - 1>();
-      split(ring.rows[next.stage], s);
-      if (s + kRowsAhead < count) rows.copy(ring.rows[next.stage]);
-      cp_async_commit();
-    }
+    mbarrier_arrive(&ring.full[to.stage]);
   }
 }
 

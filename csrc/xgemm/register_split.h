@@ -166,14 +166,10 @@ struct Walk {
     } else {
 #pragma unroll
       for (int j = 0; j < kDepth; ++j) {
-        const float* const from = p + at(j) * step;
-        if constexpr (kRows == 2) {
-          float y[2];
-          load2(y, from);
-          x[0][j] = y[0], x[1][j] = y[1];
-        } else {
-          x[0][j] = rows > 0 ? *from : 0.f;
-        }
+        static_assert(kRows == 2);
+        float y[2];
+        load2(y, p + at(j) * step);
+        x[0][j] = y[0], x[1][j] = y[1];
       }
     }
   }
@@ -254,7 +250,6 @@ struct SharedParts {
   using Slice = char[3][L * kRowBytes];
   using Rows = Walk<L, kRows, 8, 8, 8, kAlongK, kThreads>;
   using Raw = typename Rows::Raw;
-  Rows walk;
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
   __device__ static int line() { return kAlongK ? thread() / kChunks : thread() % kLines; }
@@ -264,38 +259,11 @@ struct SharedParts {
     return kLines * kChunks == kThreads || thread() < kLines * kChunks;
   }
 
-  __device__ SharedParts(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t k0,
-                         int64_t k1)
-      : walk(rows_of, l0, length, k0, k1, mine() ? line() * kRows : L, mine() ? chunk() * 8 : 0) {}
-
-  __device__ __forceinline__ void copy(Raw& raw) {
-    if (mine()) walk.copy(raw, thread());
-  }
-
-  // A slice from shared memory ...
-  __device__ __forceinline__ void split(Slice& slice, const Raw& raw, Reach& reach) const {
+  // A slice as it came into parts.
+  __device__ static __forceinline__ void split(Slice& slice, const Raw& raw, Reach& reach) {
     if (!mine()) return;
     float x[kRows][8];
     Rows::take(x, raw, thread(), 0);
-    store(slice, x, reach);
-  }
-
-  // ... or from registers, where two have room.
-  template <int kNumber>
-  __device__ __forceinline__ void load(std::integral_constant<int, kNumber>) {
-    if (mine()) walk.load(loaded[kNumber]);
-  }
-  template <int kNumber>
-  __device__ __forceinline__ void split(Slice& slice, std::integral_constant<int, kNumber>,
-                                        Reach& reach) const {
-    if (mine()) store(slice, loaded[kNumber], reach);
-  }
-
- private:
-  float loaded[2][kRows][8];
-
-  __device__ static __forceinline__ void store(Slice& slice, const float (&x)[kRows][8],
-                                               Reach& reach) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       uint32_t pairs[4][3];
@@ -311,6 +279,22 @@ struct SharedParts {
                  bits_to_float(pairs[odd + 2][p]));
         }
     }
+  }
+};
+
+// Its way there, by as many threads.
+template <int kThreads, int L, bool kAlongK>
+struct SharedRows {
+  using Parts = SharedParts<kThreads, L, kAlongK>;
+  typename Parts::Rows walk;
+
+  __device__ SharedRows(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t k0,
+                        int64_t k1)
+      : walk(rows_of, l0, length, k0, k1, Parts::mine() ? Parts::line() * Parts::kRows : L,
+             Parts::mine() ? Parts::chunk() * 8 : 0) {}
+
+  __device__ __forceinline__ void copy(typename Parts::Raw& raw) {
+    if (Parts::mine()) walk.copy(raw, Parts::thread());
   }
 };
 

@@ -23,7 +23,7 @@ constexpr Tile tile(int BM, float rate) {
           .a_rows = BM,
           .element_bytes = 2 * kNarrowScheme.parts,
           .b_in_registers = true,
-          .producers = kSplitters,
+          .producers = kSplitters + kLoaders,
           .rate = rate};
 }
 
@@ -38,8 +38,10 @@ constexpr Tile kTiles[] = {
 // cluster, or those of another launch.
 enum Finish : int { kHere, kInCluster, kAfter };
 
+constexpr int kThreads = kShareThreads + kSplitters + kLoaders;
+
 template <int kRow, bool kA, bool kB, int kFinish>
-__global__ void __launch_bounds__(kShareThreads + kSplitters, 1) kernel(const ShareJob job) {
+__global__ void __launch_bounds__(kThreads, 1) kernel(const ShareJob job) {
   constexpr int BM = kTiles[kRow].BM;
   XGEMM_SHARED_DYNAMIC(ring, NarrowRing<BM, kA, kB>);
   if constexpr (kFinish == kAfter) let_next_launch_begin();
@@ -49,9 +51,12 @@ __global__ void __launch_bounds__(kShareThreads + kSplitters, 1) kernel(const Sh
   const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
   const auto origin = [&] { return origin_of(job, tile, BM); };
   ring.init();
-  if (threadIdx.x >= kShareThreads) {
+  if (threadIdx.x >= kShareThreads + kSplitters) {
+    registers_down<kLoaderRegisters>();
+    load_rows(ring, g, origin(), k0, k1);
+  } else if (threadIdx.x >= kShareThreads) {
     registers_down<kSplitterRegisters>();
-    split_rows(ring, g, origin(), k0, k1);
+    split_rows(ring, k0, k1);
   } else {
     registers_up<kNarrowRegisters>();
     float sum[kNarrowSums<BM>] = {};
@@ -110,7 +115,7 @@ void run_row(const Gemm& all, const Context& context) {
     const auto matrices = static_cast<unsigned>(std::min(g.batch - z, kMaxGridZ));
     launch(kernel_of_job,
            {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
-            .block = dim3(kShareThreads + kSplitters),
+            .block = dim3(kThreads),
             .smem = sizeof(NarrowRing<T.BM, true, true>),
             .cluster = finish == kInCluster ? static_cast<unsigned>(job.shares) : 1},
            context, job);
