@@ -71,51 +71,64 @@ __device__ __forceinline__ void leave_sums(float* tile, const float (&sum)[kNarr
     for (int c = 0; c < 2; ++c) store2(sums + (e / 4 * 8 + c) * kPitch, sum[e + c], sum[e + 2 + c]);
 }
 
-// Takes the sums of a tile through the epilogue, from the registers of those who have them; they
-// leave for themselves what is walked again.
+// Element e of a thread's sums in its tile, from the thread's first on: elements 4 p to 4 p + 3 are
+// two by two neighbours, in rows 8 p and the next; down first.
+__device__ __forceinline__ constexpr int sum_row(int e) { return e / 4 * 8 + e % 2; }
+__device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
+
+// store(i, j, x) for each x that a thread has of a tile, as far as D goes. It leaves them for
+// itself: they go round, and have no number that is known only here.
+template <int BM, class Store>
+__device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
+                                         const float (&x)[kNarrowSums<BM>], const Store& store) {
+  const int row = threadIdx.x % 4 * 2, column = RegisterParts<kShareThreads, false>::first_row();
+  leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], x);
+#pragma unroll 1
+  for (int e = 0; e < kNarrowSums<BM>; ++e) {
+    const int r = row + sum_row(e), c = column + sum_column(e);
+    if (o.i + r < g.m && o.j + c < g.n) store(o.i + r, o.j + c, here.d[r][c]);
+  }
+}
+
+// Takes the sums of a tile through the epilogue, from the registers of those who have them. Most
+// tiles go straight through: behind a jump, code is waited for.
 template <int BM>
 __device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
                                            const float (&sum)[kNarrowSums<BM>], uint32_t strange) {
-  const int row = threadIdx.x % 4 * 2, column = RegisterParts<kShareThreads, false>::first_row();
-  const int64_t i = o.i + row, j = o.j + column;
-  // Elements 4 p to 4 p + 3 are two by two neighbours, in rows i + 8 p and the next; down first.
-  const auto in_row = [](int e) { return e / 4 * 8 + e % 2; };
-  const auto in_column = [](int e) { return e / 2 % 2; };
-  if (strange) [[unlikely]] {
-    leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], sum);
-#pragma unroll 1
-    for (int e = 0; e < kNarrowSums<BM>; ++e) {
-      const int64_t r = i + in_row(e), c = j + in_column(e);
-      if (r < g.m && c < g.n)
-        g.store(r, c, walk_again(g, r, c, here.d[row + in_row(e)][column + in_column(e)], strange));
-    }
-    return;
+  constexpr int kSums = kNarrowSums<BM>;
+  const int64_t i = o.i + threadIdx.x % 4 * 2;
+  const int64_t j = o.j + RegisterParts<kShareThreads, false>::first_row();
+  if (strange) [[unlikely]]
+    return go_round<BM>(here, g, o, sum, [&](int64_t r, int64_t c, float x) {
+      g.store(r, c, walk_again(g, r, c, x, strange));
+    });
+  float z[kSums];
+  if (g.beta == 0.f) {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) z[e] = g.without_c(sum[e]);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e)
+      z[e] = g.c(min_of(i + sum_row(e), g.m - 1), min_of(j + sum_column(e), g.n - 1));
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) z[e] = g.with_c(sum[e], z[e]);
   }
-  const bool whole = o.i + BM <= g.m && o.j + kLong <= g.n;
-  const bool even = whole && reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
-  const bool across = even && g.d.cs == 1 && g.d.rs % 2 == 0;
-  const bool down = even && g.d.rs == 1 && g.d.cs % 2 == 0;
-  const auto exists = [&](int64_t r, int64_t c) { return whole || (r < g.m && c < g.n); };
+  const bool straight = g.act == Act::none && o.i + BM <= g.m && o.j + kLong <= g.n &&
+                        reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
+  if (straight && g.d.cs == 1 && g.d.rs % 2 == 0) {
 #pragma unroll
-  for (int e = 0; e < kNarrowSums<BM>; e += 4) {
-    const int64_t r = i + in_row(e);
-    float x[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const bool reads = g.beta != 0.f && exists(r + w % 2, j + w / 2);
-      x[w] = g.finish(sum[e + w], reads ? g.c(r + w % 2, j + w / 2) : 0.f);
+    for (int e = 0; e < kSums; e += 4) {
+      store2(g.d.ptr(i + sum_row(e), j), z[e], z[e + 2]);
+      store2(g.d.ptr(i + sum_row(e) + 1, j), z[e + 1], z[e + 3]);
     }
-    if (across) {
-      store2(g.d.ptr(r, j), x[0], x[2]);
-      store2(g.d.ptr(r + 1, j), x[1], x[3]);
-    } else if (down) {
-      store2(g.d.ptr(r, j), x[0], x[1]);
-      store2(g.d.ptr(r, j + 1), x[2], x[3]);
-    } else {
+  } else if (straight && g.d.rs == 1 && g.d.cs % 2 == 0) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w)
-        if (exists(r + w % 2, j + w / 2)) g.d(r + w % 2, j + w / 2) = x[w];
-    }
+    for (int e = 0; e < kSums; e += 2)
+      store2(g.d.ptr(i + sum_row(e), j + sum_column(e)), z[e], z[e + 1]);
+  } else {
+    go_round<BM>(here, g, o, z, [&](int64_t r, int64_t c, float x) {
+      g.d(r, c) = g.act == Act::none ? x : activate(g.act, x);
+    });
   }
 }
 
