@@ -8,9 +8,9 @@
 
 namespace xgemm {
 
-// Magnitudes between which nothing can go wrong: products of such numbers and sums of 2^kReachDepth
-// of them are far within the range of FP32, and so are all parts.
-constexpr int kLeastExponent = -50, kMostExponent = 52, kReachDepth = 20;
+// Magnitudes between which nothing can go wrong: products of such numbers and sums of as many as
+// there can be, 2^33, are far within the range of FP32, and so are all parts.
+constexpr int kLeastExponent = -50, kMostExponent = 45;
 
 // Of the elements that a thread has seen: the smallest magnitude but zero, less one, without the
 // sign's bit; and of their first parts the largest, in both halves. Elements may be so small that

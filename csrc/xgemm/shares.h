@@ -114,10 +114,11 @@ __device__ __forceinline__ bool parts_gave(const RowReach& a, const RowReach& b,
                                            float sum) {
   constexpr uint32_t kInfinity = 0x7f800000u, kWhole = (127u - 100) << 23;
   if (a.most >= kInfinity || b.most >= kInfinity) return false;
-  if (a.most == 0 || b.most == 0) return true;
   const auto exponent = [](uint32_t bits) { return static_cast<int>(bits >> 23) - 127; };
   const int top_a = exponent(a.most), top_b = exponent(b.most), top = top_a + top_b;
-  if (top + depth >= kOverflow || top < -100 || top_a >= 127 || top_b >= 127) return false;
+  if (top_a >= 127 || top_b >= 127) return false;  // a part may be infinite, and zeros make it NaN
+  if (a.most == 0 || b.most == 0) return true;
+  if (top + depth >= kOverflow || top < -100) return false;
   constexpr int kNothing = -1000;
   const int from_a = a.least < kWhole - 1 ? top_b : kNothing;
   const int from_b = b.least < kWhole - 1 ? top_a : kNothing;
@@ -129,8 +130,9 @@ __device__ __forceinline__ bool parts_gave(const RowReach& a, const RowReach& b,
 // may matter, the rows are walked again, and the chain is there if it is needed.
 __device__ __forceinline__ float walk_again(const Gemm& g, int64_t i, int64_t j, float sum,
                                             uint32_t strange) {
-  // What may be lost of small elements is far below this, if there are no large ones.
-  if (strange == Reach::kLow && fabsf(sum) >= 0x1p-30f) return sum;
+  // If there are no large elements, small ones lose less than 2^-134 * 2^kMostExponent each.
+  const int lost = -134 + kMostExponent + depth_of(g.k);
+  if (strange == Reach::kLow && fabsf(sum) >= bits_to_float((127u + lost + 26) << 23)) return sum;
   RowReach a, b;
   float chain = 0.f;
 #pragma unroll 4
@@ -143,15 +145,10 @@ __device__ __forceinline__ float walk_again(const Gemm& g, int64_t i, int64_t j,
   return parts_gave(a, b, depth_of(g.k), sum) ? sum : chain;
 }
 
-// Beyond, any element might be out of range, and would be walked again by one thread.
-inline const char* too_deep_to_reach(const Gemm& g) {
-  return g.k > int64_t{1} << kReachDepth ? "takes K up to 2^20" : nullptr;
-}
-
-// What is strange of a product, whatever its elements: also that there are too few of them, as a
-// chain of so few operations is more accurate than parts.
+// What is strange of a product, whatever its elements: that there are too few of them, as a chain
+// of so few operations is more accurate than parts.
 __device__ __forceinline__ uint32_t strange_product(const Gemm& g) {
-  return g.k > int64_t{1} << kReachDepth ? Reach::kHigh : g.k < kBf16x6.least ? Reach::kShort : 0;
+  return g.k < kBf16x6.least ? Reach::kShort : 0;
 }
 
 }  // namespace XGEMM_FLAVOUR

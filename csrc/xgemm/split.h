@@ -88,10 +88,14 @@ struct Verdict {
 constexpr float kUntold = 0.0625f;
 XGEMM_HD bool risky(float risk) { return fabsf(risk) >= kUntold; }
 
-// Whether some pair of a row and a column may be beyond fp16x3.
-XGEMM_HD bool is_wide(const Verdict& v) {
+// Whether some pair of a row and a column may be beyond fp16x3: by tiny elements, or as it is
+// likely to have few k where neither is low. What few products lose is more than a short chain's
+// roundings.
+constexpr float kLeastShared = 40.f;
+XGEMM_HD bool is_wide(const Verdict& v, int64_t k) {
   const float a = std::bit_cast<float>(v.risk[0]), b = std::bit_cast<float>(v.risk[1]);
-  return v.tiny && (a > kUntold ? a : kUntold) + (b > kUntold ? b : kUntold) > 1.f;
+  if (v.tiny && (a > kUntold ? a : kUntold) + (b > kUntold ? b : kUntold) > 1.f) return true;
+  return a < 1.f && b < 1.f && (1.f - a) * (1.f - b) * static_cast<float>(k) < kLeastShared;
 }
 
 constexpr int kSplitK = 32;  // of k, whose parts lie together: hi, lo, or p0, p1, p2

@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(kSplitThreads, split_blocks(kStrip, kItems))
   constexpr Scheme S = scheme_of(kType);
   wait_for_launch_before();
   let_next_launch_begin();
-  if (kAsked && !is_wide(*asked)) return;
+  if (kAsked && !is_wide(*asked, a.k)) return;
   if (blockIdx.x == 0)
     for (int i = threadIdx.x; i < clear.count; i += kSplitThreads) clear.words[i] = 0;
   const auto split_block = [&](int64_t at) {

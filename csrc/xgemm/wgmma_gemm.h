@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   else __syncthreads();
   wait_for_launch_before();
   let_next_launch_begin();
-  if (job.when != When::always && is_wide(*job.verdict) != (job.when == When::wide)) return;
+  if (job.when != When::always && is_wide(*job.verdict, job.g.k) != (job.when == When::wide))
+    return;
 
   // A cluster's tiles lie below each other and share their slices of B.
   const auto tiles = static_cast<uint32_t>(tile_count(job.g, T.BM * kCluster, T.BN));

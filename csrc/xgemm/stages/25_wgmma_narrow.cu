@@ -145,7 +145,6 @@ static const Register stage(
                .max_sm = 90,
                .strict = false,
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-               .refuse = too_deep_to_reach,
                .workspace = workspace,
                .run = run});
 
