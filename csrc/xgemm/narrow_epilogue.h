@@ -35,7 +35,7 @@ __device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& here, co
   add_in_cluster<kShareThreads>(here, share, shares, [&](int row, int column, float (&sum)[4]) {
     store_sums4(g, o.i + row, o.j + column, sum, strange());
   });
-  cluster_sync();  // nobody reads this block's any more
+  cluster_sync(Relaxed());  // nobody reads this block's any more
 }
 
 // Part `part` of a tile whose shares are in the workspace: four elements a thread.

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
     tma_prefetch(job.a);
     tma_prefetch(job.b);
   }
-  if constexpr (kCluster > 1) cluster_sync();
+  if constexpr (kCluster > 1) cluster_sync(Relaxed());
   else __syncthreads();
   wait_for_launch_before();
   let_next_launch_begin();
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
     }
   }
   // A block's shared memory is to outlive what the other of the cluster sends there.
-  if constexpr (kCluster > 1) cluster_sync();
+  if constexpr (kCluster > 1) cluster_sync(Relaxed());
 }
 
 // Where sums are handed over, in a workspace of `bytes` of which the split has the first `used`.

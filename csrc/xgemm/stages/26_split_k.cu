@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
                                 [&](int row, int column, const float (&sum)[4]) {
                                   store_row4(g, o.i + row, o.j + column, sum);
                                 });
-    cluster_sync();  // nobody reads this block's any more
+    cluster_sync(Relaxed());  // nobody reads this block's any more
   } else {
     let_next_launch_begin();
     const Gemm chain = job.share(blockIdx.z, blockIdx.y);

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   team.store<TM, kColumns>(job, g, part, [&](int w, int chain, unsigned rank, int e) {
     return load_from_block(&shared.sums[w][chain][e], rank);
   });
-  cluster_sync();  // nobody reads this block's any more
+  cluster_sync(Relaxed());  // nobody reads this block's any more
 }
 
 template <int kWidth>
