@@ -6,6 +6,7 @@ import functools
 import math
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import problems
@@ -1086,6 +1087,17 @@ def test_cuda_without_memory_for_a_workspace(kernel):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert torch.equal(xgemm_torch.sgemm(a, b), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", problems.STAGES)
+def test_cuda_in_a_thread_of_its_own(kernel):
+    """Its first work for the GPU: nothing has made a context current there yet."""
+    a, b = problems.normal(300, 200, device="cuda"), problems.normal(200, 260, device="cuda")
+    want = xgemm_torch.sgemm(a, b, kernel=kernel)  # torch keeps the memory that a thread then gets
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(xgemm_torch.sgemm, a, b, kernel=kernel).result()
+    assert torch.equal(got, want)
 
 
 @pytest.mark.gpu
