@@ -23,6 +23,7 @@ static_assert(kSplitters == kLoaders &&
               registers_suffice(1, kShareThreads, kNarrowRegisters, kSplitters + kLoaders,
                                 (kSplitterRegisters + kLoaderRegisters) / 2));
 constexpr int kShareWarps = (kShareThreads + kSplitters) / 32;
+constexpr int kNarrowThreads = kShareThreads + kSplitters + kLoaders;
 // Slices in parts; and those on their way from gmem, of columns and of rows.
 constexpr int kNarrowBuffers = 4, kColumnsAhead = 6, kRowsAhead = 4;
 

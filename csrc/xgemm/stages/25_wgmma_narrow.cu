@@ -38,10 +38,8 @@ constexpr Tile kTiles[] = {
 // cluster, or those of another launch.
 enum Finish : int { kHere, kInCluster, kAfter };
 
-constexpr int kThreads = kShareThreads + kSplitters + kLoaders;
-
 template <int kRow, bool kA, bool kB, int kFinish>
-__global__ void __launch_bounds__(kThreads, 1) kernel(const ShareJob job) {
+__global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const ShareJob job) {
   constexpr int BM = kTiles[kRow].BM;
   XGEMM_SHARED_DYNAMIC(ring, NarrowRing<BM, kA, kB>);
   if constexpr (kFinish == kAfter) let_next_launch_begin();
@@ -115,7 +113,7 @@ void run_row(const Gemm& all, const Context& context) {
     const auto matrices = static_cast<unsigned>(std::min(g.batch - z, kMaxGridZ));
     launch(kernel_of_job,
            {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
-            .block = dim3(kThreads),
+            .block = dim3(kNarrowThreads),
             .smem = sizeof(NarrowRing<T.BM, true, true>),
             .cluster = finish == kInCluster ? static_cast<unsigned>(job.shares) : 1},
            context, job);
