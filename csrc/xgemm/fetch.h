@@ -6,6 +6,7 @@
 #include "xgemm/chain_relay.h"
 #include "xgemm/copy_async.h"
 #include "xgemm/launch.h"
+#include "xgemm/operand_map.h"
 #include "xgemm/ring.h"
 
 namespace xgemm {
@@ -16,38 +17,12 @@ XGEMM_HD int slice_count(int64_t K, int BK) {
   return static_cast<int>(ceil_div(K > 0 ? K : 1, BK));
 }
 
-// What TMA knows of an operand, if it can take it.
-struct FetchMap {
-  bool by_tma = false;
-  TensorMap map{};
-};
-
-// Of the operand with rows along k, `length` of them, for slices of BK x L: TMA takes it if it is
-// contiguous along its rows' numbers, and aligned.
-inline FetchMap fetch_map(const View<const float>& rows_of, int64_t length, int64_t k,
-                          int64_t batch, int L, int BK) {
-  constexpr int64_t kMostStride = int64_t{1} << 37, kMostSize = INT32_MAX - 1024;
-  const View<const float> at_k = rows_of.transposed();
-  if (k == 0 || !at_k.wide() || at_k.rs < length || at_k.rs > kMostStride ||
-      at_k.bs > kMostStride || length > kMostSize || k > kMostSize)
-    return {};
-  const auto bytes = [](int64_t floats) { return static_cast<uint64_t>(floats) * 4; };
-  const bool many = at_k.bs != 0;
-  return {.by_tma = true,
-          .map = make_tensor_map({.data = at_k.data,
-                                  .size = {static_cast<uint64_t>(length), static_cast<uint64_t>(k),
-                                           static_cast<uint64_t>(many ? batch : 1)},
-                                  .stride = {bytes(at_k.rs), bytes(many ? at_k.bs : at_k.rs)},
-                                  .box = {static_cast<uint32_t>(L), static_cast<uint32_t>(BK), 1},
-                                  .element = 4})};
-}
-
 // One operand, as the kThreads threads that fetch it know it.
 template <int kThreads, int L, bool kOfA, bool kAlongK>
 struct Fetcher {
   View<const float> all;  // with rows along k
   int64_t length, depth;
-  const FetchMap& from;
+  const OperandMap& from;
   int thread;
 
   // A piece's slices of the rows from l0 on of matrix z, into the ring from `at` on.
@@ -101,7 +76,7 @@ struct Fetcher {
 // numbered by units: those that derive from this say what a unit is, and where its tile is stored.
 struct FetchJob {
   Gemm g;
-  FetchMap a, b;
+  OperandMap a, b;
   uint32_t tiles = 1;  // of a matrix
   int slices = 1;  // of a tile
 
@@ -167,8 +142,8 @@ FetchJob fetch_job(const Gemm& g) {
   if (tiles > kMaxGridX)
     throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
   return {.g = g,
-          .a = fetch_map(g.a, g.m, g.k, g.batch, T.BM, T.BK),
-          .b = fetch_map(g.b.transposed(), g.n, g.k, g.batch, T.BN, T.BK),
+          .a = operand_map(g.a.transposed(), g.k, g.m, g.batch, T.BK, T.BM, 0),
+          .b = operand_map(g.b, g.k, g.n, g.batch, T.BK, T.BN, 0),
           .tiles = static_cast<uint32_t>(tiles),
           .slices = slice_count(g.k, T.BK)};
 }

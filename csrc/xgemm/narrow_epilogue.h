@@ -64,7 +64,7 @@ __device__ __forceinline__ void finish_tile(const ShareJob& job, const Gemm& g, 
 template <int BM, int kPitch>
 __device__ __forceinline__ void leave_sums(float* tile, const float (&sum)[kNarrowSums<BM>]) {
   float* const sums =
-      tile + threadIdx.x % 4 * 2 * kPitch + RegisterParts<kShareThreads, false>::first_row();
+      tile + threadIdx.x % 4 * 2 * kPitch + RegisterParts<kLong, false>::first_row();
 #pragma unroll
   for (int e = 0; e < kNarrowSums<BM>; e += 4)
 #pragma unroll
@@ -81,7 +81,7 @@ __device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
 template <int BM, class Store>
 __device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
                                          const float (&x)[kNarrowSums<BM>], const Store& store) {
-  const int row = threadIdx.x % 4 * 2, column = RegisterParts<kShareThreads, false>::first_row();
+  const int row = threadIdx.x % 4 * 2, column = RegisterParts<kLong, false>::first_row();
   leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], x);
 #pragma unroll 1
   for (int e = 0; e < kNarrowSums<BM>; ++e) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, 
                                            const float (&sum)[kNarrowSums<BM>], uint32_t strange) {
   constexpr int kSums = kNarrowSums<BM>;
   const int64_t i = o.i + threadIdx.x % 4 * 2;
-  const int64_t j = o.j + RegisterParts<kShareThreads, false>::first_row();
+  const int64_t j = o.j + RegisterParts<kLong, false>::first_row();
   if (strange) [[unlikely]]
     return go_round<BM>(here, g, o, sum, [&](int64_t r, int64_t c, float x) {
       g.store(r, c, walk_again(g, r, c, x, strange));

@@ -17,32 +17,26 @@ constexpr int kNarrowSegment = kNarrowScheme.segment / kSliceK;
 // A thread's, of a tile with BM rows.
 template <int BM>
 constexpr int kNarrowSums = BM * kLong / kShareThreads;
-// Registers of a thread that multiplies, and on average of one that splits or loads D's rows.
-constexpr int kNarrowRegisters = 208, kSplitterRegisters = 56, kLoaderRegisters = 40;
-static_assert(kSplitters == kLoaders &&
-              registers_suffice(1, kShareThreads, kNarrowRegisters, kSplitters + kLoaders,
-                                (kSplitterRegisters + kLoaderRegisters) / 2));
+// Registers of a thread that multiplies, and of one that splits or loads.
+constexpr int kNarrowRegisters = 192, kSplitterRegisters = 64;
+static_assert(registers_suffice(1, kShareThreads, kNarrowRegisters, kSplitters + kLoaders,
+                                kSplitterRegisters));
 constexpr int kShareWarps = (kShareThreads + kSplitters) / 32;
 constexpr int kNarrowThreads = kShareThreads + kSplitters + kLoaders;
-// Slices in parts; and those on their way from gmem, of columns and of rows.
-constexpr int kNarrowBuffers = 4, kColumnsAhead = 6, kRowsAhead = 4;
+// Slices in parts; and those on their way from gmem.
+constexpr int kNarrowBuffers = 4, kSlicesAhead = 5;
 
-// Whether columns come in registers, two slices at a time. With many rows wgmma itself reads shared
-// memory half of the time; with few, more must be on its way than registers hold.
-template <int BM>
-constexpr bool kInRegisters = BM >= 64;
-
-// A block's shared memory. D's rows go as they are from the threads that load them to those that
-// split them, and in parts from these to those that multiply.
+// A block's shared memory. Slices lie as they are for those who split them: D's columns for those
+// who multiply, D's rows for others, which leave them in parts for these.
 template <int BM, bool kA, bool kB>
 struct NarrowRing {
   using Rows = SharedParts<kSplitters, BM, kA>;
-  using Columns = RegisterParts<kShareThreads, kB>;
+  using Columns = RegisterParts<kLong, kB>;
+  typename Columns::Slice columns[kSlicesAhead];
+  typename Rows::Raw rows[kSlicesAhead];
   typename Rows::Slice slices[kNarrowBuffers];
-  typename Columns::Raw columns[kInRegisters<BM> ? 1 : kColumnsAhead];
-  typename Rows::Raw rows[kRowsAhead];
-  Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices
-  Mbarrier landed[kRowsAhead], taken[kRowsAhead];  // of rows
+  Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in parts
+  Mbarrier landed[kSlicesAhead], taken[kSlicesAhead];  // of slices as they are
   uint32_t strange[kShareWarps];  // what each warp has seen: see Reach ...
   float told;  // ... and all of them, as bits, for the cluster
 
@@ -63,16 +57,16 @@ struct NarrowRing {
     return __reduce_or_sync(0xffffffffu, warp < kShareWarps ? strange[warp] : 0);
   }
 
-  // By all threads of the block.
-  __device__ __forceinline__ void init() {
+  // By all threads of the block. `loading`: those that arrive when a slice lands.
+  __device__ __forceinline__ void init(int loading) {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kNarrowBuffers; ++s) {
         mbarrier_init(&full[s], kSplitters);
         mbarrier_init(&empty[s], kShareThreads / 128);
       }
-      for (int s = 0; s < kRowsAhead; ++s) {
-        mbarrier_init(&landed[s], kLoaders);
-        mbarrier_init(&taken[s], kSplitters);
+      for (int s = 0; s < kSlicesAhead; ++s) {
+        mbarrier_init(&landed[s], loading);
+        mbarrier_init(&taken[s], kShareThreads + kSplitters);
       }
       fence_barrier_init();
     }
@@ -85,40 +79,50 @@ __device__ __forceinline__ int slices_between(int64_t k0, int64_t k1) {
   return k1 > k0 ? static_cast<int>((k1 - k0 + kSliceK - 1) / kSliceK) : 1;
 }
 
-// Asks for the slice of D's columns at k to come to L2: a thread for 32 floats, if they lie
-// together.
-template <bool kB>
-__device__ __forceinline__ void fetch_ahead(const Gemm& g, const Origin& o, int64_t k, int64_t k1) {
-  static_assert(kLong == kLoaders && kSliceK * kLong == 32 * kLoaders);
-  const int thread = static_cast<int>(threadIdx.x) % kLoaders;
-  const int64_t column = o.j + (kB ? thread : thread % 4 * 32), at = k + (kB ? 0 : thread / 4);
-  if (column < g.n && at < k1) prefetch_to_l2(g.b.ptr(at, column));
-}
+// gmem -> smem: slices from k0 to k1. What TMA takes, one thread asks for; the rest all copy.
+// Another thread than those that split has to: they need a fence a slice, and a fence waits for
+// whatever its thread has asked for.
+struct NarrowLoad {
+  const ShareJob& job;
+  __device__ __forceinline__ bool copies() const { return !job.a.by_tma || !job.b.by_tma; }
+  __device__ __forceinline__ bool tma() const { return job.a.by_tma || job.b.by_tma; }
+  // How many arrive when a slice lands.
+  __device__ __forceinline__ int arrivals() const { return (copies() ? kLoaders : 0) + tma(); }
 
-// gmem -> smem: D's rows from k0 to k1. Not by the threads that split them: those need a fence a
-// slice, and a fence waits for whatever its thread has asked for.
-template <int BM, bool kA, bool kB>
-__device__ __forceinline__ void load_rows(NarrowRing<BM, kA, kB>& ring, const Gemm& g,
-                                          const Origin& o, int64_t k0, int64_t k1) {
-  const int count = slices_between(k0, k1);
-  SharedRows<kLoaders, BM, kA> rows(g.a, o.i, g.m, k0, k1);
-  RingPlace<kRowsAhead> at;
+  template <int BM, bool kA, bool kB>
+  __device__ __forceinline__ void run(NarrowRing<BM, kA, kB>& ring, const Gemm& g, const Origin& o,
+                                      int64_t k0, int64_t k1) const {
+    const int thread = static_cast<int>(threadIdx.x) % kLoaders, z = static_cast<int>(blockIdx.z);
+    const bool first = thread == 0 && tma();
+    if (!first && !copies()) return;
+    const RawLoader<kLoaders, BM, kA> rows{g.a, o.i, g.m, k1, job.a, g.a.bs ? z : 0, thread};
+    const RawLoader<kLoaders, kLong, kB> columns{g.b.transposed(), o.j,   g.n, k1, job.b,
+                                                 g.b.bs ? z : 0,   thread};
+    const int bytes = (job.a.by_tma ? rows.kBytes : 0) + (job.b.by_tma ? columns.kBytes : 0);
+    RingPlace<kSlicesAhead> at;
 #pragma unroll 1
-  for (int s = 0; s < count; ++s, at.advance()) {
-    mbarrier_wait(&ring.taken[at.stage], at.parity ^ 1);
-    rows.copy(ring.rows[at.stage]);
-    mbarrier_arrive_after_copies(&ring.landed[at.stage]);
-    // Registers do not hold enough of the columns to cover memory's latency.
-    if (kInRegisters<BM> && s > 1) fetch_ahead<kB>(g, o, k0 + int64_t{s} * kSliceK, k1);
+    for (int left = slices_between(k0, k1); left > 0; --left, k0 += kSliceK, at.advance()) {
+      Mbarrier* const landed = &ring.landed[at.stage];
+      mbarrier_wait(&ring.taken[at.stage], at.parity ^ 1);
+      if (first) {
+        mbarrier_expect(landed, bytes);
+        if (job.a.by_tma) rows.by_tma(ring.rows[at.stage], landed, k0);
+        if (job.b.by_tma) columns.by_tma(ring.columns[at.stage], landed, k0);
+      }
+      if (!copies()) continue;
+      if (!job.a.by_tma) rows.by_copies(ring.rows[at.stage], k0);
+      if (!job.b.by_tma) columns.by_copies(ring.columns[at.stage], k0);
+      mbarrier_arrive_after_copies(landed);
+    }
   }
-}
+};
 
-// The same rows into parts. What is strange of them is told before the last slice is handed over,
-// so that who multiplies it knows that to be there.
+// D's rows into parts. What is strange of them is told before the last slice is handed over, so
+// that who multiplies it knows that to be there.
 template <int BM, bool kA, bool kB>
 __device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, int64_t k0, int64_t k1) {
   Reach reach;
-  RingPlace<kRowsAhead> from;
+  RingPlace<kSlicesAhead> from;
   RingPlace<kNarrowBuffers> to;
 #pragma unroll 1
   for (int left = slices_between(k0, k1); left > 0; --left, from.advance(), to.advance()) {
@@ -133,113 +137,91 @@ __device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, int64_t
 }
 
 // The products of a slice: main = those of the first parts, rest += the others, smallest first.
-// Half of them, of which 12 are.
-template <int BM, int kHalf, int kSums>
-__device__ __forceinline__ void multiply_half(float (&main)[kSums], float (&rest)[kSums],
+template <int BM, int kSums>
+__device__ __forceinline__ void multiply_main(float (&main)[kSums],
+                                              const uint32_t (&columns)[2][3][4], uint64_t rows) {
+#pragma unroll
+  for (int k = 0; k < 2; ++k)
+    wgmma<kNarrowScheme.type>(main, columns[k][0], rows + k * kDescriptorK16, k > 0);
+}
+template <int BM, int kSums>
+__device__ __forceinline__ void multiply_rest(float (&rest)[kSums],
                                               const uint32_t (&columns)[2][3][4], uint64_t rows,
                                               bool accumulate) {
-  constexpr Scheme S = kNarrowScheme;
   constexpr uint64_t kNext = BM * kSliceK * 2 >> 4;
   struct Product {
     int column, row;  // parts
   };
-  constexpr Product kProducts[] = {{0, 0}, {0, 2}, {1, 1}, {2, 0}, {0, 1}, {1, 0}};
+  constexpr Product kProducts[] = {{0, 2}, {1, 1}, {2, 0}, {0, 1}, {1, 0}};
 #pragma unroll
-  for (int n = kHalf * 3; n < kHalf * 3 + 3; ++n)
+  for (int n = 0; n < 5; ++n)
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const auto [column, row] = kProducts[n];
-      const uint64_t at = rows + row * kNext + k * kDescriptorK16;
-      if (n == 0) wgmma<S.type>(main, columns[k][column], at, k > 0);
-      else wgmma<S.type>(rest, columns[k][column], at, accumulate || n > 1 || k > 0);
+      wgmma<kNarrowScheme.type>(rest, columns[k][column], rows + row * kNext + k * kDescriptorK16,
+                                accumulate || n > 0 || k > 0);
     }
 }
 
-// sum = the products of k0 to k1 for the tile at `o`. While those of a slice are made, the next is
-// split.
+// sum = the products of k0 to k1. While those of a slice are made, the next is split; main is
+// promoted while the rest is made.
 template <int BM, bool kA, bool kB>
 __device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Reach& reach,
-                                               NarrowRing<BM, kA, kB>& ring, const Gemm& g,
-                                               const Origin& o, int64_t k0, int64_t k1) {
+                                               NarrowRing<BM, kA, kB>& ring, int64_t k0,
+                                               int64_t k1) {
+  using Columns = RegisterParts<kLong, kB>;
   constexpr int kSums = kNarrowSums<BM>;
-  const int count = slices_between(k0, k1);
-  RegisterParts<kShareThreads, kB> columns(g.b.transposed(), o.j, g.n, k0, k1);
-  if constexpr (kInRegisters<BM>) {
-    columns.load(0);
-    if (count > 1) columns.load(1);
-  } else {
-#pragma unroll 1
-    for (int s = 0; s < kColumnsAhead; ++s) {
-      if (s < count) columns.copy(ring.columns[s]);
-      cp_async_commit();
-    }
-  }
+  const int count = slices_between(k0, k1), first = Columns::first();
+  Columns columns;
   float main[kSums], rest[kSums];
-  RingPlace<kNarrowBuffers> at;
-  RingPlace<kColumnsAhead> next;
-  const auto here = [&] { return wgmma_descriptor<kSliceK * 2>(ring.slices[at.stage]); };
-  const auto begin = [&](auto number, int s) {
+  RingPlace<kNarrowBuffers> at, done;
+  RingPlace<kSlicesAhead> next;
+  const auto split = [&](auto number) {
+    mbarrier_wait(&ring.landed[next.stage], next.parity);
+    columns.split(number(), ring.columns[next.stage], first, reach);
+    mbarrier_arrive(&ring.taken[next.stage]);
+    next.advance();
+  };
+  const auto release = [&] {
+    if (threadIdx.x % 128 == 0) mbarrier_arrive(&ring.empty[done.stage]);
+    done.advance();
+  };
+  // Slice s, of parts `number`; the others are free once the slice before is done, and are made of
+  // the slice after, if there is one.
+  const auto multiply = [&](auto number, auto more, int s) {
     mbarrier_wait(&ring.full[at.stage], at.parity);
+    const uint64_t rows = wgmma_descriptor<kSliceK * 2>(ring.slices[at.stage]);
+    const bool accumulate = s % kNarrowSegment != 0;
     wgmma_fence();
-    multiply_half<BM, 0>(main, rest, columns.parts[number()], here(), s % kNarrowSegment != 0);
-  };
-  const auto end = [&](auto number, int s) {
-    wgmma_fence();
-    multiply_half<BM, 1>(main, rest, columns.parts[number()], here(), s % kNarrowSegment != 0);
+    multiply_main<BM>(main, columns.parts[number()], rows);
     wgmma_commit();
-  };
-  const auto add = [&](int s) {
-    wgmma_wait<0>();
-    wgmma_settled(main);
-    wgmma_settled(rest);
-    if (threadIdx.x % 128 == 0) mbarrier_arrive(&ring.empty[at.stage]);
+    multiply_rest<BM>(rest, columns.parts[number()], rows, accumulate);
+    wgmma_commit();
     at.advance();
+    if (accumulate) wgmma_wait<2>(), release();
+    if constexpr (more()) split(std::integral_constant<int, 1 - number()>());
+    wgmma_wait<1>();
+    wgmma_settled(main);
 #pragma unroll
     for (int e = 0; e < kSums; ++e) sum[e] += main[e];
-    if (s + 1 == count || (s + 1) % kNarrowSegment == 0) {
+    if (more() && (s + 1) % kNarrowSegment != 0) return;
+    wgmma_wait<0>();
+    wgmma_settled(rest);
+    release();
 #pragma unroll
-      for (int e = 0; e < kSums; ++e) sum[e] += rest[e];
-    }
-  };
-  const auto come = [&] {
-    if constexpr (!kInRegisters<BM>) cp_async_wait<kColumnsAhead - 1>();
-  };
-  const auto split = [&](auto number, int group) {
-    if constexpr (kInRegisters<BM>) columns.split(number(), group, reach);
-    else columns.split(number(), group, ring.columns[next.stage], reach);
-  };
-  const auto go = [&](auto number, int s) {
-    if constexpr (kInRegisters<BM>) {
-      if (s + 2 < count) columns.load(number());
-    } else {
-      if (s + kColumnsAhead < count) columns.copy(ring.columns[next.stage]);
-      cp_async_commit();
-      next.advance();
-    }
-  };
-  const auto step = [&](auto number, int s) {
-    const std::integral_constant<int, 1 - number()> other;
-    begin(number, s);
-    come(), split(other, 0);
-    end(number, s);
-    split(other, 1), go(other, s + 1);
-    add(s);
+    for (int e = 0; e < kSums; ++e) sum[e] += rest[e];
   };
   const std::integral_constant<int, 0> even;
   const std::integral_constant<int, 1> odd;
-  come(), split(even, 0), split(even, 1), go(even, 0);
+  const std::true_type more;
+  const std::false_type last;
+  split(even);
 #pragma unroll 1
   for (int s = 0;; s += 2) {
-    if (s + 1 == count) {
-      begin(even, s), end(even, s), add(s);
-      break;
-    }
-    step(even, s);
-    if (s + 2 == count) {
-      begin(odd, s + 1), end(odd, s + 1), add(s + 1);
-      break;
-    }
-    step(odd, s + 1);
+    if (s + 1 == count) return multiply(even, last, s);
+    multiply(even, more, s);
+    if (s + 2 == count) return multiply(odd, last, s + 1);
+    multiply(odd, more, s + 1);
   }
 }
 

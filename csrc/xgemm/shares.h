@@ -25,6 +25,7 @@ using NarrowSums = SharedSums<BM, kLong>;
 // D is seen with at least as many columns as rows: tiles have BM of its rows, kLong of its columns.
 struct ShareJob {
   Gemm g;
+  OperandMap a, b;
   int64_t tiles_m = 1, tiles = 1;
   int64_t shares = 1, share = 0;  // of k
   bool cluster = false;  // the blocks of a tile are one, and need no workspace
@@ -32,6 +33,13 @@ struct ShareJob {
   uint32_t* strange = nullptr;  // [matrix][tile][share]: see Reach
 
   XGEMM_HD int64_t place(int64_t z, int64_t tile) const { return (z * tiles + tile) * shares; }
+
+  // What TMA knows of its operands.
+  template <int BM, bool kA, bool kB>
+  void see() {
+    a = RawLoader<kLoaders, BM, kA>::map(g.a, g.m, g.k, g.batch);
+    b = RawLoader<kLoaders, kLong, kB>::map(g.b.transposed(), g.n, g.k, g.batch);
+  }
 };
 
 // Of a tile; the row tiles of one column of them are neighbours.

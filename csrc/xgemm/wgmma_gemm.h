@@ -324,7 +324,8 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
                             .size = {kRow / 2, static_cast<uint64_t>(p.rows * p.matrices),
                                      static_cast<uint64_t>(p.blocks * kBoxes)},
                             .stride = {static_cast<uint64_t>(p.row_bytes(S.parts)), kRow},
-                            .box = {kRow / 2, static_cast<uint32_t>(box), 1}});
+                            .box = {kRow / 2, static_cast<uint32_t>(box), 1},
+                            .swizzle = kRow});
   };
   WgmmaJob job{.g = g,
                .a = map(plan.a, T.BM),

@@ -27,9 +27,9 @@ TensorMap make_tensor_map(const TensorShape& s) {
     return encode(&map, floats ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
                   3, const_cast<void*>(s.data), s.size, s.stride, s.box, every,
                   CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  floats           ? CU_TENSOR_MAP_SWIZZLE_NONE
-                  : s.box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                   : CU_TENSOR_MAP_SWIZZLE_128B,
+                  s.swizzle == 0    ? CU_TENSOR_MAP_SWIZZLE_NONE
+                  : s.swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                    : CU_TENSOR_MAP_SWIZZLE_128B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult status = try_once();

@@ -303,7 +303,8 @@ TensorShape rows_of(uint16_t* to, int64_t rows, int64_t k, uint32_t box_rows, El
   return {.data = to,
           .size = {static_cast<uint64_t>(k), static_cast<uint64_t>(rows), 1},
           .stride = {stride, stride * static_cast<uint64_t>(rows)},
-          .box = {probe_to_run->depth == 32 ? 32u : 64u, box_rows, 1}};
+          .box = {static_cast<uint32_t>(probe_to_run->depth), box_rows, 1},
+          .swizzle = 2 * static_cast<uint32_t>(probe_to_run->depth)};
 }
 
 void run_product(const Gemm& g, const Context& context) {

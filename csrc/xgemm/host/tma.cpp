@@ -10,7 +10,7 @@ namespace xgemm::simt {
 namespace {
 
 uint32_t row_bytes(const TensorShape& map) { return map.box[0] * map.element; }
-bool is_swizzled(const TensorShape& map) { return map.element == 2; }
+bool is_swizzled(const TensorShape& map) { return map.swizzle != 0; }
 ptrdiff_t alignment(const TensorShape& map) { return is_swizzled(map) ? 1024 : 128; }
 uint32_t rows(const TensorShape& map) { return map.box[1] * map.box[2]; }
 int64_t box_bytes(const TensorShape& map) { return int64_t{row_bytes(map)} * rows(map); }
@@ -39,7 +39,7 @@ Inside inside(const TensorShape& map, const int (&c)[3], uint32_t row) {
 // address.
 size_t place_of(const TensorShape& map, size_t offset) {
   if (!is_swizzled(map)) return offset;
-  return row_bytes(map) == 128 ? offset ^ (offset >> 3 & 0x70) : offset ^ (offset >> 3 & 0x30);
+  return map.swizzle == 128 ? offset ^ (offset >> 3 & 0x70) : offset ^ (offset >> 3 & 0x30);
 }
 
 struct Box {
@@ -187,8 +187,10 @@ TensorMap make_tensor_map(const TensorShape& s) {
     expect(stride % 16 == 0 && stride > 0 && stride < uint64_t{1} << 40,
            "with a stride that is no multiple of 16 bytes below 2^40");
   for (uint32_t box : s.box) expect(box > 0 && box <= 256, "with a box that is not 1 to 256 wide");
-  expect(s.element == 4 ? s.box[0] % 4 == 0 : s.box[0] == 32 || s.box[0] == 64,
-         "with rows of a box that are not 64 or 128 bytes, or of floats a multiple of 16");
+  expect(simt::row_bytes(s) % 16 == 0, "with rows of a box that are no multiple of 16 bytes");
+  expect(
+      s.swizzle == 0 || ((s.swizzle == 64 || s.swizzle == 128) && s.swizzle == simt::row_bytes(s)),
+      "that swizzles rows of other than 64 or 128 bytes");
   return s;
 }
 

@@ -39,7 +39,7 @@ constexpr Tile kTiles[] = {
 enum Finish : int { kHere, kInCluster, kAfter };
 
 template <int kRow, bool kA, bool kB, int kFinish>
-__global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const ShareJob job) {
+__global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constant__ ShareJob job) {
   constexpr int BM = kTiles[kRow].BM;
   XGEMM_SHARED_DYNAMIC(ring, NarrowRing<BM, kA, kB>);
   if constexpr (kFinish == kAfter) let_next_launch_begin();
@@ -48,18 +48,17 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const ShareJob job) 
   const unsigned tile = blockIdx.x / shares, share = blockIdx.x % shares;
   const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
   const auto origin = [&] { return origin_of(job, tile, BM); };
-  ring.init();
-  if (threadIdx.x >= kShareThreads + kSplitters) {
-    registers_down<kLoaderRegisters>();
-    load_rows(ring, g, origin(), k0, k1);
-  } else if (threadIdx.x >= kShareThreads) {
+  const NarrowLoad load{job};
+  ring.init(load.arrivals());
+  if (threadIdx.x >= kShareThreads) {
     registers_down<kSplitterRegisters>();
-    split_rows(ring, k0, k1);
+    if (threadIdx.x < kShareThreads + kSplitters) split_rows(ring, k0, k1);
+    else load.run(ring, g, origin(), k0, k1);
   } else {
     registers_up<kNarrowRegisters>();
     float sum[kNarrowSums<BM>] = {};
     Reach reach;
-    multiply_share(sum, reach, ring, g, origin(), k0, k1);
+    multiply_share(sum, reach, ring, k0, k1);
     ring.tell(reach);
     named_barrier(1, kShareThreads);  // all have, and are done with the ring
     const uint32_t strange = ring.all_told() | strange_product(g);
@@ -98,19 +97,21 @@ void run_row(const Gemm& all, const Context& context) {
   ShareJob job = plan_shares(all, T, context.workspace).job;
   const Gemm g = job.g;
   const Finish finish = job.shares == 1 ? kHere : job.cluster ? kInCluster : kAfter;
-  void (*const kernel_of_job)(ShareJob) = by_major(
-      [&](auto a, auto b) {
-        return finish == kHere        ? kernel<kRow, a(), b(), kHere>
-               : finish == kInCluster ? kernel<kRow, a(), b(), kInCluster>
-                                      : kernel<kRow, a(), b(), kAfter>;
-      },
-      g);
   constexpr int kParts = T.BM * T.BN / kShareThreads / 4;  // four elements a thread
   if (job.tiles * std::max<int64_t>(job.shares, kParts) > kMaxGridX)
     throw std::invalid_argument("wgmma_narrow: over 2^31 - 1 blocks");
   for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
     job.g = g.at(z);
-    const auto matrices = static_cast<unsigned>(std::min(g.batch - z, kMaxGridZ));
+    job.g.batch = std::min(g.batch - z, kMaxGridZ);
+    const auto matrices = static_cast<unsigned>(job.g.batch);
+    void (*const kernel_of_job)(ShareJob) = by_major(
+        [&](auto a, auto b) {
+          job.see<T.BM, a(), b()>();
+          return finish == kHere        ? kernel<kRow, a(), b(), kHere>
+                 : finish == kInCluster ? kernel<kRow, a(), b(), kInCluster>
+                                        : kernel<kRow, a(), b(), kAfter>;
+        },
+        job.g);
     launch(kernel_of_job,
            {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
             .block = dim3(kNarrowThreads),
