@@ -284,18 +284,23 @@ def test_memory_that_comes_back_is_other_memory(size):
 
 
 def _backward(w: Tensor, kernel: str) -> None:
-    xgemm_torch.linear(problems.normal(9, K), w, kernel=kernel).sum().backward()
+    x = problems.normal(9, K, device=w.device)
+    xgemm_torch.linear(x, w, kernel=kernel).sum().backward()
 
 
 def _by_hand(w: Tensor, kernel: str) -> None:
     w.grad = torch.ones_like(w)
 
 
-FUSED = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad]
+OPTIMIZERS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+FUSED = [
+    *((optimizer, "cpu") for optimizer in OPTIMIZERS),
+    (torch.optim.Adagrad, "cpu"),  # torch has none for CUDA
+    *(pytest.param(optimizer, "cuda", marks=pytest.mark.gpu) for optimizer in OPTIMIZERS),
+]
 
 
-@on_every_device
-@pytest.mark.parametrize("optimizer", FUSED)
+@pytest.mark.parametrize(("optimizer", "device"), FUSED)
 @pytest.mark.parametrize("gradient", [_backward, _by_hand])
 def test_what_a_fused_optimizer_changes_is_packed_anew(optimizer, gradient, device):
     """torch counts no such step."""

@@ -63,22 +63,28 @@ struct RawLoader {
     }
   }
 
-  // By all of them, to be waited for. Outside the operand there are zeros.
+  // By all of them, to be waited for. Outside the operand there are zeros. Lanes walk lines; a
+  // thread's copies are kStep lines apart, which swizzling treats alike every kPeriod of them.
   __device__ __forceinline__ void by_copies(Slice& slice, int64_t k) const {
-    constexpr int kLanes = kAlongK ? kSliceK : kL < kThreads ? kL : kThreads;
-    constexpr int kStep = kThreads / kLanes;  // k, or rows, between a thread's copies
-    static_assert(kThreads % kLanes == 0);
+    constexpr int kLine = Slice::kBoxLength, kLanes = kAlongK ? kSliceK : kL;
+    constexpr int kLines = kAlongK ? kL : kSliceK, kStep = kThreads / kLanes;
+    constexpr int kPeriod = kStep < 8 ? 8 / kStep : 1;
+    static_assert(kThreads % kLanes == 0 && kLines % (kStep * kPeriod) == 0);
     const int lane = thread % kLanes, first = thread / kLanes;
     const int rows = static_cast<int>(min_of(length - l0, kL));
     const int left = static_cast<int>(min_of(depth - k, kSliceK));
+    const int lines = lane < (kAlongK ? left : rows) ? (kAlongK ? rows : left) : 0;
     const float* p =
         kAlongK ? rows_of.ptr(l0 + first, k + lane) : rows_of.ptr(l0 + lane, k + first);
     const int64_t step = kStep * (kAlongK ? rows_of.rs : rows_of.cs);
-#pragma unroll 2
-    for (int e = first; e < (kAlongK ? kL : kSliceK); e += kStep, p += step) {
-      const int r = kAlongK ? e : lane, c = kAlongK ? lane : e;
-      cp_async_some<4>(Smem(slice.x + Slice::place(r, c)), p, r < rows && c < left ? 4 : 0);
-    }
+    const int place = kAlongK ? Slice::place(first, lane) : Slice::place(lane, first);
+#pragma unroll 1
+    for (int line = first; line < kLines; line += kStep * kPeriod)
+#pragma unroll
+      for (int u = 0; u < kPeriod; ++u, p += step)
+        cp_async_some<4>(
+            Smem(slice.x) + ((place ^ u * kStep * 4) + (line - first + u * kStep) * kLine), p,
+            line + u * kStep < lines ? 4 : 0);
   }
 };
 
