@@ -22,6 +22,8 @@ OTHER_WIDTH = 2.0
 SAME = 1e-4
 # Of a model, in elements of k: a row that fits none (the last resort of a stage) has no end of it.
 MOST_PROLOGUE = 4096.0
+# Of a model, in microseconds for a million elements: 400 GB/s.
+MOST_MEMORY = 10.0
 # A row that is expected to take so many times the least is not measured.
 SKIPPED = 1.5
 
@@ -35,6 +37,7 @@ class Fit:
         prologue: of a block, in elements of k.
         alone: a multiprocessor with a part x of its blocks runs at x^alone of its rate.
         even: how evenly multiprocessors share the work: 0, whole blocks; 1, to the last flop.
+        memory: microseconds for a million elements of both operands: to split them, say.
         per_sm: GFLOP/s of a full multiprocessor, by layout; 0 where none was measured.
     """
 
@@ -42,13 +45,19 @@ class Fit:
     prologue: float
     alone: float
     even: float
+    memory: float
     per_sm: tuple[float, float, float, float]
 
     def microseconds(self, t: registry.Tile, p: Problem, sm_count: int) -> float:
         """The model's time."""
         rate = self.per_sm[place(p)[0]]
         work = _work(t, p, sm_count, self.prologue, self.alone, self.even)
-        return self.fixed + work / rate if rate > 0 else math.inf
+        return self.fixed + self.memory * _elements(p) + work / rate if rate > 0 else math.inf
+
+
+def _elements(p: Problem) -> float:
+    """Of both operands, in millions."""
+    return (p.m + p.n) * p.k / 1e6
 
 
 def _work(
@@ -65,13 +74,13 @@ def _work(
 
 def _rates(
     t: registry.Tile, times: Sequence[tuple[Problem, float]], sm_count: int,
-    fixed: float, prologue: float, alone: float, even: float,
+    fixed: float, prologue: float, alone: float, even: float, memory: float,
 ) -> tuple[float, ...]:  # fmt: skip
     by_layout: list[list[float]] = [[] for _ in LAYOUTS]
     for p, us in times:
         work = _work(t, p, sm_count, prologue, alone, even)
-        # Where `fixed` leaves nothing, the time itself says the least about the rate.
-        by_layout[place(p)[0]].append(work / max(us - fixed, 0.05 * us))
+        # Where the others leave nothing, the time itself says the least about the rate.
+        by_layout[place(p)[0]].append(work / max(us - fixed - memory * _elements(p), 0.05 * us))
     return tuple(median(rates) if rates else 0.0 for rates in by_layout)
 
 
@@ -87,9 +96,10 @@ def fit(t: registry.Tile, times: Sequence[tuple[Problem, float]], sm_count: int)
         return sum(abs(math.log(us / model.microseconds(t, p, sm_count))) for p, us in times), model
 
     floor = min(us for _, us in times)
-    low, high = (0.0, 0.0, 0.0, 0.0), (0.95 * floor, MOST_PROLOGUE, 0.95, 1.0)
-    at: tuple[float, ...] = (0.3 * floor, 4.0 * t.BK, 0.4, 0.1)
-    step = (0.3 * floor, 4.0 * max(t.BK, 16), 0.2, 0.2)
+    low = (0.0, 0.0, 0.0, 0.0, 0.0)
+    high = (0.95 * floor, MOST_PROLOGUE, 0.95, 1.0, MOST_MEMORY)
+    at: tuple[float, ...] = (0.3 * floor, 4.0 * t.BK, 0.4, 0.1, 0.5)
+    step = (0.3 * floor, 4.0 * max(t.BK, 16), 0.2, 0.2, 0.5)
     best = error(at)
     for _ in range(7):
         moved = True

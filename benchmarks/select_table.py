@@ -201,7 +201,7 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], estimator: Estimator) 
         " from memory.",
         "",
         "// stage; BM, BN, BK, WM, WN, TM, TN, buffers, min_blocks, cluster;",
-        "// fixed, prologue, alone, even; GFLOP/s of an SM: TN, TT, NN, NT",
+        "// fixed, prologue, alone, even, memory; GFLOP/s of an SM: TN, TT, NN, NT",
         "static constexpr TableRow kRows[] = {",
     ]
     for row in listed:
@@ -221,7 +221,7 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], estimator: Estimator) 
                 t.cluster,
             )
         )
-        model = ", ".join(number(x) for x in (f.fixed, f.prologue, f.alone, f.even))
+        model = ", ".join(number(x) for x in (f.fixed, f.prologue, f.alone, f.even, f.memory))
         rates = ", ".join(number(x) for x in f.per_sm)
         lines.append(f'    {{"{row.stage}", {shape}, {model}, {{{rates}}}}},')
     lines += [

@@ -118,7 +118,7 @@ def test_a_fit_finds_the_model_again(model, of):
     import shapes
 
     t = next(s for s in INVENTED if s.name == of).tiles[0]
-    true = model.Fit(3.0, 50.0, 0.3, 0.2, (200.0, 300.0, 400.0, 350.0))
+    true = model.Fit(3.0, 50.0, 0.3, 0.2, 0.4, (200.0, 300.0, 400.0, 350.0))
     times = [(p, true.microseconds(t, p, SM_COUNT)) for p in shapes.suite()]
     found = model.fit(t, times, SM_COUNT)
     errors = [abs(found.microseconds(t, p, SM_COUNT) / us - 1) for p, us in times]

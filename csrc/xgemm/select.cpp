@@ -51,6 +51,13 @@ double time_of(const Tile& t, const Gemm& g, int sm_count, double prologue, doub
   return t.min_blocks * block / (per_sm * 1e3) * (by_blocks + even * (shared - by_blocks));
 }
 
+// Elements of both operands, in millions; what all matrices of a batch share counts once.
+double millions_of(const Gemm& g) {
+  const auto matrices = [&](int64_t stride) { return stride ? static_cast<double>(g.batch) : 1.; };
+  const auto m = static_cast<double>(g.m), n = static_cast<double>(g.n);
+  return (m * matrices(g.a.bs) + n * matrices(g.b.bs)) * static_cast<double>(g.k) * 1e-6;
+}
+
 float rest_of(int left, int resident, float alone) {
   return left ? std::pow(static_cast<float>(left) / static_cast<float>(resident), 1.f - alone) : 0;
 }
@@ -232,9 +239,10 @@ Selector::Place Selector::place(const Gemm& g) {
 
 double Selector::model(const Row& r, const Gemm& g, const Device& device, int layout) const {
   const TableRow& x = *r.known;
-  return x.fixed + time_of(tile_of(r), g, device.sm_count, x.prologue, x.even,
-                           x.per_sm[static_cast<size_t>(layout)],
-                           [&](int left) { return r.rest[static_cast<size_t>(left)]; });
+  return x.fixed + x.memory * millions_of(g) +
+         time_of(tile_of(r), g, device.sm_count, x.prologue, x.even,
+                 x.per_sm[static_cast<size_t>(layout)],
+                 [&](int left) { return r.rest[static_cast<size_t>(left)]; });
 }
 
 Selector::Near Selector::near(const Place& p) const {

@@ -21,6 +21,7 @@ struct TableRow {
   float prologue;   // of a block, in elements of k
   float alone;      // an SM with a part x of its blocks runs at x^alone of its rate
   float even;       // how evenly the SMs share the work: 0, whole blocks; 1, to the last flop
+  float memory;     // microseconds for a million elements of both operands: to split them, say
   std::array<float, kLayouts> per_sm;   // GFLOP/s of a full SM, by layout; 0: not measured
 };
 

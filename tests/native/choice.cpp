@@ -127,6 +127,7 @@ Table invented_table(const std::vector<Stage>& all, const std::vector<Gemm>& pro
                             8.f * static_cast<float>(t.BK),
                             .35f,
                             .1f,
+                            .2f,
                             {per_sm, per_sm, per_sm, per_sm}});
     }
   for (const Gemm& g : problems) {

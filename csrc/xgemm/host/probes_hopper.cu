@@ -300,11 +300,12 @@ TensorShape rows_of(uint16_t* to, int64_t rows, int64_t k, uint32_t box_rows, El
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < k; ++i) to[r * k + i] = simt::to_half(Half::fp16, element(r, i));
   const auto stride = static_cast<uint64_t>(2 * k);
+  const uint32_t line = probe_to_run->depth == 32 ? 32 : 64;
   return {.data = to,
           .size = {static_cast<uint64_t>(k), static_cast<uint64_t>(rows), 1},
           .stride = {stride, stride * static_cast<uint64_t>(rows)},
-          .box = {static_cast<uint32_t>(probe_to_run->depth), box_rows, 1},
-          .swizzle = 2 * static_cast<uint32_t>(probe_to_run->depth)};
+          .box = {line, box_rows, 1},
+          .swizzle = 2 * line};
 }
 
 void run_product(const Gemm& g, const Context& context) {
