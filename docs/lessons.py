@@ -420,11 +420,11 @@ another path, so a fence comes before the barrier. While the products of a slice
 is split, and the sums of the largest parts are promoted while those of the others run.
 
 How the elements come matters most. When threads asked for them, by loads and by `cp.async`, a slice
-of 64 rows took 1.2 us, and still 1.2 us when no product was made; without the rows it took 0.73,
-without the columns 0.76. So neither memory nor the tensor cores were the limit but how much of what
-threads ask for a multiprocessor keeps on its way. What TMA fetches does not count there: one thread
-asks for boxes, five slices ahead, and the same slice takes 0.73 us (an H200). What TMA
-cannot take, because it is not aligned, still comes by `cp.async`, float by float, slower.
+took as long with no product made at all, but a third less with one of the two operands alone. So
+neither memory nor the tensor cores were the limit, but how much of what its threads ask for a
+multiprocessor keeps on its way. What TMA fetches does not count there: one thread asks for boxes,
+five slices ahead, and a slice of both operands takes no longer than one of them alone did. What TMA
+cannot take, because it is not aligned, still comes by `cp.async`, float by float, and slower.
 
 There are too few tiles in such a product for a whole GPU, so K is shared out. The blocks that share
 a tile are a cluster: they leave their sums in shared memory, where the slices were, meet, and each

@@ -279,10 +279,11 @@ def problems_section(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any
         tried.append((reference / mine, label, mine, reference, first))
         if first or (stage.strict and mine <= min(best[name] for name in strict & set(best))):
             wins.append(tried[-1])
-    found = f"Of the {len(record['problems'])} problems of `benchmarks/shapes.py` it is the fastest"
-    found += f" of the strict stages in {len(wins)}, of all in {of_all}" if stage.strict else (
-        f" of all in {of_all or 'none'}"
-    )  # fmt: skip
+    of_strict = f" of the strict stages in {len(wins)}," if stage.strict else ""
+    found = (
+        f"Of the {len(record['problems'])} problems of `benchmarks/shapes.py` it is the fastest"
+        f"{of_strict} of all in {of_all or 'none'}"
+    )
     # Every so manieth, from the best ratio to the worst, says more than the best ones alone.
     wins.sort(reverse=True)
     last = len(wins) - 1
