@@ -434,7 +434,7 @@ blocks are too few for a tile take more blocks, which make no cluster, and a sec
 way the sums are added in one order.
 
 Three bf16 parts need no scale, so nothing has to be known of a row before it is read. What they
-cannot hold, elements near the ends of FP32's range, a thread notices while it splits, for two
+cannot hold, elements near the ends of FP32's range, a thread notices while it splits, for five
 instructions a pair. Only results of tiles that have such elements are looked at again.""",
     "split_k": """\
 The main loop is that of cp_async_pipelined, to the letter; only the grid is another. A product with

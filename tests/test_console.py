@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from xgemm_torch.console import Column, Fitted
 from xgemm_torch.explain import candidates_of
 from xgemm_torch.train import config, model, report
 
+ROOT = Path(__file__).parent.parent
 STAGES = xgemm_torch.stages()
 FIGURES = {"shared_wavefronts": 4096.7, "conflicts": 1010.3, "sectors": 1031.3, "ways": 32,
            "loads_per_fma": 2.125, "sectors_per_request": 32.0, "flop_per_byte": 1024.25,
@@ -73,6 +76,12 @@ def runs():
     return report._runs_table({"runs": both, "interleaved_ms": dict.fromkeys(config.RUNS, 1234.56)})
 
 
+def fastest(label):
+    """Microseconds of the fastest row, of the newest record that the choice goes by."""
+    newest = max((ROOT / "benchmarks" / "results" / "h200").glob("*-select.json"))
+    return f"{min(json.loads(newest.read_text())['problems'][label]['us'].values()):.1f}"
+
+
 # Every command's table with the widest figures that come, and what must stand in it whole.
 TABLES = {
     "accuracy": (
@@ -85,7 +94,8 @@ TABLES = {
     ),
     "explain": (
         lambda: candidates(m=4096, n=4096, k=4096, sm=90),
-        ["639.7", "128x256x32", "in clusters of 2", "62.06", *(s.name for s in STAGES)],
+        [fastest("square 4096 NN"), "128x256x32", "in clusters of 2", "62.06",
+         *(s.name for s in STAGES)],
     ),
     "explain a large one": (
         lambda: candidates(m=65536, n=65536, k=65536, batch=9, sm=80),

@@ -93,7 +93,8 @@ XGEMM_HD bool risky(float risk) { return fabsf(risk) >= kUntold; }
 // roundings.
 constexpr float kLeastShared = 40.f;
 XGEMM_HD bool is_wide(const Verdict& v, int64_t k) {
-  const float a = std::bit_cast<float>(v.risk[0]), b = std::bit_cast<float>(v.risk[1]);
+  const uint32_t of_a = v.risk[0], of_b = v.risk[1];
+  const auto a = std::bit_cast<float>(of_a), b = std::bit_cast<float>(of_b);
   if (v.tiny && (a > kUntold ? a : kUntold) + (b > kUntold ? b : kUntold) > 1.f) return true;
   return a < 1.f && b < 1.f && (1.f - a) * (1.f - b) * static_cast<float>(k) < kLeastShared;
 }

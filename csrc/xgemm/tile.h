@@ -18,6 +18,7 @@ struct Tile {
   bool b_in_registers = false;  // B's slices never lie in shared memory
   int producers = 0;  // threads of a block that hold no results
   int cluster = 1;  // blocks, one below the other, that share their slices of B
+  int extra = 0;  // bytes of a block's shared memory besides those slices
   int group = 8;  // tile rows that are rasterized together, so that their slices of A stay in L2
   float rate =
       0.f;  // TFLOP/s measured at 4096^3 NN on an H200; auto goes by it where it has no table
@@ -27,7 +28,7 @@ struct Tile {
   constexpr int smem() const {
     const int a = a_rows == BM ? BM * (BK + pad_a) : BK * (BM + pad_a);
     const int b = b_in_registers ? 0 : BK * (BN + pad_b);
-    return buffers * (a + b) * element_bytes;
+    return buffers * (a + b) * element_bytes + extra;
   }
 
   // The rules that a row of a tile table must meet. Everybody asks here: static_assert, select,

@@ -265,7 +265,10 @@ void test_tensor_maps() {
   refused([](TensorShape& s) { s.stride[1] = uint64_t{1} << 40; }, "with a stride");
   refused([](TensorShape& s) { s.box[1] = 257; }, "with a box");
   refused([](TensorShape& s) { s.box[2] = 0; }, "with a box");
-  refused([](TensorShape& s) { s.box[0] = 48; }, "with rows of a box");
+  refused([](TensorShape& s) { s.box[0] = 36; }, "with rows of a box");
+  refused([](TensorShape& s) { s.swizzle = 64; }, "that swizzles rows of other than");
+  refused([](TensorShape& s) { s.box[0] = 16, s.swizzle = 32; },
+          "that swizzles rows of other than");
 }
 
 // A stage of several rows: each can be run, the choice is among them, and auto's choice is the same

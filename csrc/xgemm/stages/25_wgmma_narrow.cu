@@ -18,12 +18,12 @@ constexpr Tile tile(int BM, float rate) {
           .WN = 16,
           .TM = BM / 4,
           .TN = 2,
-          .width = 1,
           .buffers = kNarrowBuffers,
           .a_rows = BM,
           .element_bytes = 2 * kNarrowScheme.parts,
           .b_in_registers = true,
           .producers = kSplitters + kLoaders,
+          .extra = kSlicesAhead * (BM + kLong) * kSliceK * 4,
           .rate = rate};
 }
 
@@ -48,12 +48,11 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constan
   const unsigned tile = blockIdx.x / shares, share = blockIdx.x % shares;
   const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
   const auto origin = [&] { return origin_of(job, tile, BM); };
-  const NarrowLoad load{job};
-  ring.init(load.arrivals());
+  ring.init(NarrowLoad{job}.arrivals());
   if (threadIdx.x >= kShareThreads) {
     registers_down<kSplitterRegisters>();
     if (threadIdx.x < kShareThreads + kSplitters) split_rows(ring, k0, k1);
-    else load.run(ring, g, origin(), k0, k1);
+    else NarrowLoad{job}.run(ring, g, origin(), k0, k1);
   } else {
     registers_up<kNarrowRegisters>();
     float sum[kNarrowSums<BM>] = {};
@@ -93,7 +92,8 @@ size_t workspace(const Gemm& g, const Context& context) {
 template <int kRow>
 void run_row(const Gemm& all, const Context& context) {
   constexpr Tile T = kTiles[kRow];
-  static_assert(sizeof(NarrowRing<T.BM, true, true>::slices) == T.smem());
+  constexpr size_t kRing = sizeof(NarrowRing<T.BM, true, true>);  // with its mbarriers
+  static_assert((kRing - 1) / 1024 == T.smem() / 1024);
   ShareJob job = plan_shares(all, T, context.workspace).job;
   const Gemm g = job.g;
   const Finish finish = job.shares == 1 ? kHere : job.cluster ? kInCluster : kAfter;
@@ -115,7 +115,7 @@ void run_row(const Gemm& all, const Context& context) {
     launch(kernel_of_job,
            {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
             .block = dim3(kNarrowThreads),
-            .smem = sizeof(NarrowRing<T.BM, true, true>),
+            .smem = kRing,
             .cluster = finish == kInCluster ? static_cast<unsigned>(job.shares) : 1},
            context, job);
     if (finish == kAfter)
