@@ -402,7 +402,7 @@ def registers_lines(stage: Stage, kernels: Sequence[dict[str, Any]]) -> list[str
     for row, tile in enumerate(stage.tiles):
         if not tile.producers or row not in threads:
             continue
-        work = "fetch" if tile.by_tma else "split what they fetch"
+        work = "fetch" if tile.by_tma else "fetch or split"
         said = (
             f"- {tile.BM} x {tile.BN} x {tile.BK}: of a block's {threads[row]} threads "
             f"{tile.producers} only {work}, {threads[row] - tile.producers} multiply"

@@ -51,7 +51,7 @@ class Tile:
 
     @property
     def by_tma(self) -> bool:
-        """Whether the producers do nothing but fetch, by TMA: others split what they fetch."""
+        """Whether the producers do nothing but fetch, by TMA: of others some split."""
         return self.producers > 0 and self.width > 1
 
     @property

@@ -13,8 +13,8 @@ struct OperandMap {
 };
 
 // Of an operand, seen with rows along the way in which it may be contiguous: `rows` of them,
-// `length` long, in boxes of kRows x kLength, swizzled by so many bytes or not (tensor_map.h). TMA
-// takes it if it is contiguous, and aligned.
+// `length` long, in boxes of box_rows x box_length, swizzled by so many bytes or not
+// (tensor_map.h). TMA takes it if it is contiguous, and aligned.
 inline OperandMap operand_map(const View<const float>& view, int64_t rows, int64_t length,
                               int64_t batch, int box_rows, int box_length, uint32_t swizzle) {
   constexpr int64_t kMostStride = int64_t{1} << 37, kMostSize = INT32_MAX - 1024;

@@ -124,13 +124,6 @@ __device__ __forceinline__ void cp_async_wait([[maybe_unused]] simt::Site site =
 #endif
 }
 
-// Asks for the 128 bytes around p to come to L2.
-__device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const float* p) {
-#ifdef __CUDACC__
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
-#endif
-}
-
 // p, of which the compiler forgets where it comes from: it would keep many such pointers in
 // registers, for a path that is hardly ever taken.
 __device__ __forceinline__ const float* opaque(const float* p) {

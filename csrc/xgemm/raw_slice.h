@@ -25,7 +25,7 @@ struct alignas(1024) RawSlice {
 
   // Of row r at k.
   __device__ static constexpr int place(int r, int k) {
-    if constexpr (kAlongK) return r * 32 + ((k / 4) ^ r % 8) * 4 + k % 4;
+    if constexpr (kAlongK) return r * kSliceK + ((k / 4) ^ r % 8) * 4 + k % 4;
     const int chunk = r % kRun / 4;
     const int to = kRun == 32 ? chunk ^ k % 8 : kRun == 16 ? chunk ^ k / 2 % 4 : chunk;
     return (r / kRun * kSliceK + k) * kRun + to * 4 + r % 4;
@@ -45,11 +45,9 @@ struct RawLoader {
 
   static OperandMap map(const View<const float>& rows_of, int64_t length, int64_t k,
                         int64_t batch) {
-    const View<const float> at_k = rows_of.transposed();
-    return kAlongK ? operand_map(rows_of, length, k, batch, Slice::kBoxRows, Slice::kBoxLength,
-                                 Slice::kSwizzle)
-                   : operand_map(at_k, k, length, batch, Slice::kBoxRows, Slice::kBoxLength,
-                                 Slice::kSwizzle);
+    return operand_map(kAlongK ? rows_of : rows_of.transposed(), kAlongK ? length : k,
+                       kAlongK ? k : length, batch, Slice::kBoxRows, Slice::kBoxLength,
+                       Slice::kSwizzle);
   }
 
   // By one thread: the slice at k has landed when kBytes have at `landed`.

@@ -13,9 +13,8 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-constexpr int kShareThreads =
-    256;  // of a block, that have its results; others split and load D's rows
-constexpr int kSplitters = 128, kLoaders = 128;
+// Of a block: those that have its results, those that split D's rows, those that load.
+constexpr int kShareThreads = 256, kSplitters = 128, kLoaders = 128;
 constexpr int kLong = 128;  // rows of a tile along the longer side of D
 
 // What a block has of a tile.

@@ -93,6 +93,8 @@ XGEMM_HD bool risky(float risk) { return fabsf(risk) >= kUntold; }
 // roundings.
 constexpr float kLeastShared = 40.f;
 XGEMM_HD bool is_wide(const Verdict& v, int64_t k) {
+  // Read here and not in std::bit_cast, for the host flavour to name this file where it is too
+  // early.
   const uint32_t of_a = v.risk[0], of_b = v.risk[1];
   const auto a = std::bit_cast<float>(of_a), b = std::bit_cast<float>(of_b);
   if (v.tiny && (a > kUntold ? a : kUntold) + (b > kUntold ? b : kUntold) > 1.f) return true;
