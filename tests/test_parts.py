@@ -505,3 +505,83 @@ def test_a_graph_takes_operands_of_any_kind(kernel):
         assert same_bits(out[~finite], measure[~finite]), name
         if name != "nan":
             assert broken(name, a, b, out) == {}, name
+
+
+# ------------------------------------------------------------------------------ deep strips
+
+# Stages whose split guesses a row's scale of 64 of its elements, where the operand does not lie
+# along k and is deep.
+GUESSING = ("mma_fp16x3", "wgmma_fp16x3", "wgmma_bf16x6")
+DEEP = 1100
+
+
+def _sampled(k: int) -> list[int]:
+    return [s * k // 64 for s in range(64)]
+
+
+def _grown(a: Tensor) -> None:
+    """Elements far larger than those that are looked at first, just as large, just too large."""
+    others = [k for k in range(DEEP) if k not in _sampled(DEEP)]
+    a[0, others[5]] = 1e6
+    a[1, others[-1]] = -1e30
+    top = torch.exp2(torch.floor(torch.log2(a[:4, _sampled(DEEP)].abs().amax(1))))
+    a[2, others[300]], a[3, others[700]] = top[2] * 7.99, top[3] * 8
+    a[35, others[1]], a[36, others[2]] = 1e6, -1e6
+
+
+def _nothing_sampled(a: Tensor) -> None:
+    """Rows that are zero where they are looked at first, or everywhere."""
+    a[0, _sampled(DEEP)] = a[33, _sampled(DEEP)] = 0.0
+    a[1], a[2] = 0.0, -0.0
+    a[3] = 0.0
+    a[3, 700] = 3e-39
+
+
+def _not_finite(a: Tensor) -> None:
+    a[0, 1], a[1, 0], a[2, 1099], a[3, 5] = math.inf, -math.inf, math.nan, math.inf
+    a[3, 6], a[32, 900] = -math.inf, math.nan
+
+
+def _wide_and_deep(a: Tensor) -> None:
+    """Rows of which much is lost, by the guess or by any scale."""
+    far = torch.linspace(-1, 1, DEEP)
+    a[0] *= torch.exp2(12.5 * far)
+    a[1] *= torch.exp2(60 * far)
+    a[2, 1:] *= 2.0**-26
+    a[3, ::2] *= 2.0**-25.0
+    a[34] *= 2.0**-140
+
+
+DEEP_ROWS = (_grown, _nothing_sampled, _not_finite, _wide_and_deep)
+
+
+@on_every_device
+@pytest.mark.parametrize("stage", GUESSING)
+@pytest.mark.parametrize("change", DEEP_ROWS, ids=lambda f: f.__name__.strip("_"))
+def test_what_a_guessed_scale_cannot_hold(stage, change, device):
+    """Strips are split again where they have to, and so are as right as rows along k."""
+    a, b = problems.normal(37, DEEP), problems.normal(DEEP, 9)
+    change(a)
+    strips = a.T.contiguous().T
+    with simt.configure(row=len(STAGES[stage].tiles) - 1):
+        for left, above in ((strips, b), (b.T.contiguous(), strips.T)):
+            got = run(stage, left, above, device=device)
+            assert right(stage, got, left, above)
+            along_k = run(stage, left.contiguous(), above.T.contiguous().T, device=device)
+            if change is not _wide_and_deep:  # there, less is lost by the largest's own scale
+                assert same_bits(got, along_k)
+
+
+@on_every_device
+@pytest.mark.parametrize("stage", GUESSING)
+@pytest.mark.parametrize("n", [1, 31, 33, 64])
+@pytest.mark.parametrize("k", [1025, 1057, 4100])
+def test_deep_strips_of_any_size(stage, n, k, device):
+    """Vectors or not, whole strips or not, with shares of k that are short or empty."""
+    a, b = problems.normal(5, k), problems.normal(k, n)
+    with simt.configure(row=len(STAGES[stage].tiles) - 1):
+        got = run(stage, a, b, device=device)
+        assert right(stage, got, a, b)
+        assert same_bits(got, run(stage, a, b.T.contiguous().T, device=device))
+        moved = torch.empty(k, n + 3)[:, 1 : n + 1].copy_(b)
+        assert same_bits(got, run(stage, a, moved, device=device))

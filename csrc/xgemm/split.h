@@ -2,7 +2,8 @@
 // the workspace, and when two elements' rows may meet there. Pure; the kernel is in split_kernel.h.
 //
 // A row of A (a column of B) is scaled by a power of two so that its largest element lies in
-// [2^14, 2^15). t = x * 2^exponent is then split:
+// [2^14, 2^15), or, where that is guessed of a few (split_strips.h), in [2^12, 2^15).
+// t = x * 2^exponent is then split:
 //   fp16x3  t = hi + lo / 2048, fp16 each: 23 bits, if |t| >= 2^-13
 //   bf16x6  t = p0 + p1 + p2, bf16 each: all 24 bits, and products that are FP32 numbers, if |t| >=
 //   2^-62
@@ -168,7 +169,6 @@ inline PackedB plan_packed(const Gemm& g, void* packed) {
 struct SplitPlan {
   Parts a, b;
   bool b_is_kept = false;  // and needs no split
-  void* scratch = nullptr;  // of the split kernel
   Verdict* verdict = nullptr;
   size_t bytes = 0;
 
@@ -188,11 +188,7 @@ inline SplitPlan plan_split(const Gemm& g, int parts, void* workspace, void* pac
   plan.a = operand(g.m, g.a.bs);
   if (packed_b) plan.keep(plan_packed(g, packed_b));
   else plan.b = operand(g.n, g.b.bs);
-  // Two counts for each row, from each of up to 8 blocks (split_kernel.h).
-  const int64_t rows = plan.a.rows * plan.a.matrices + plan.b.rows * plan.b.matrices +
-                       32 * (plan.a.matrices + plan.b.matrices);
   plan.verdict = static_cast<Verdict*>(all.place(sizeof(Verdict)));
-  plan.scratch = all.place(static_cast<size_t>(rows) * 8 * 2 * sizeof(uint32_t));
   plan.bytes = all.bytes;
   return plan;
 }
