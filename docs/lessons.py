@@ -31,6 +31,7 @@ PREDECESSOR = {
     "gemv": ("few_rows", "both are for few rows"),
     "outer": ("block_tile_1d", "both keep an element of B in a register for a column of results"),
     "tma_split_k": ("tma_specialized", "the main loop is the same"),
+    "tma_gemv": ("gemv", "both are for few rows, and warps have their own share of K"),
 }
 
 # Headers that belong to a stage's code; the first has the main loop.
@@ -51,6 +52,7 @@ HEADERS = {
     "split_k": ("pipelined.h", "chain_sums.h", "cluster_sums.h"),
     "gemv": ("gemv.h", "gemv_plan.h", "chain_sums.h"),
     "tma_split_k": ("specialized.h", "fetch.h", "chain_sums.h"),
+    "tma_gemv": ("gemv_stream.h", "gemv_teams.h", "raw_slice.h"),
 }
 
 # The function to read first, where a page's diff is too long to find it in, and its file: mostly
@@ -66,6 +68,7 @@ CORES = {
     "gemv": ("gemv.h", "add"),
     "outer": ("28_outer.cu", "kernel"),
     "tma_split_k": ("29_tma_split_k.cu", "piece"),
+    "tma_gemv": ("gemv_stream.h", "multiply"),
 }
 
 # What the template arguments of the kernels say.
@@ -116,6 +119,7 @@ ORIGINS = {
     "gemv": "This project.",
     "outer": "This project.",
     "tma_split_k": "This project: rungs 20 and 26 together.",
+    "tma_gemv": "This project.",
 }
 
 # Words of the code: what, its header, what it means.
@@ -203,7 +207,7 @@ WORDS = (
 )
 
 # Stages that exist for problems which a table of squares does not show.
-SPECIAL = ("few_rows", "wgmma_narrow", "split_k", "gemv", "outer", "tma_split_k")
+SPECIAL = ("few_rows", "wgmma_narrow", "split_k", "gemv", "outer", "tma_split_k", "tma_gemv")
 
 LESSONS = {
     "naive": """\
@@ -491,4 +495,22 @@ where K is cut there are pieces enough for it.
 
 A piece's accumulators go to the workspace, through the same epilogue as results go to D, and the
 second launch is split_k's. The bits are, too: who makes a chain does not matter to it.""",
+    "tma_gemv": """\
+Eight rows are too many for gemv, whose lanes would need eight sums for each of their columns and
+ask for the same of A again and again, and too few for a tile: a block of split_k waits for memory at
+every slice, together. Here, as in gemv, each warp is on its own. It has 32 columns, a share of K,
+and in shared memory two slices of both operands, 32 deep, which TMA fills: one lane asks for a box,
+all lanes multiply the other slice, and no warp waits for another. What a thread asks for itself is
+limited by how much of it a multiprocessor keeps on its way; boxes are not, so two slices are enough.
+More of them make large products slower, as memory is then asked for too many places at a time.
+
+Slices lie as they came, so the lanes of a warp are dealt out over rows and columns in the order in
+which their reads meet no bank twice: with eight rows a lane has four columns by two rows, and each
+value that it reads serves two or four products.
+
+The chains are split_k's again, bit for bit. All chains of a group of columns belong to one block of
+up to twelve warps, if the groups are enough to give every multiprocessor work: then they meet at a
+barrier of the block, which costs next to nothing. Else they meet in a cluster of two, four or eight
+blocks. Other numbers leave multiprocessors empty, and blocks that wait for a place cost as much as
+all the others together.""",
 }

@@ -186,12 +186,11 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     k = depth * (tile.buffers + SLICES_MORE) if tile.buffers else depth
     with simt.configure(row=row):
         trace = simt.trace(stage.name, tile.BM, tile.BN, k, trans_a=trans_a, trans_b=trans_b)
-    what = {"kind": "global store", "operand": "D"}
-    if not tile.buffers:
-        what = {"kind": "global load", "operand": "A"}
-        if not len(trace.where(**what).table):
-            what["kind"] = "copy issue"
-    launch = int(trace.where(**what).column("launch")[0])
+    whats = [("global store", "D")]
+    if not tile.buffers:  # who reads A is told, unless TMA does
+        whats = [("global load", "A"), ("copy issue", "A"), *whats]
+    found = (trace.where(kind=kind, operand=operand) for kind, operand in whats)
+    launch = int(next(events for events in found if len(events.table)).column("launch")[0])
     threads = math.prod(trace.launches[launch].threads)
     words = _Table(trace.where(launch=launch), launch)
     results = words.take("global store", "D")
