@@ -497,12 +497,13 @@ A piece's accumulators go to the workspace, through the same epilogue as results
 second launch is split_k's. The bits are, too: who makes a chain does not matter to it.""",
     "tma_gemv": """\
 Eight rows are too many for gemv, whose lanes would need eight sums for each of their columns and
-ask for the same of A again and again, and too few for a tile: a block of split_k waits for memory at
-every slice, together. Here, as in gemv, each warp is on its own. It has 32 columns, a share of K,
-and in shared memory two slices of both operands, 32 deep, which TMA fills: one lane asks for a box,
-all lanes multiply the other slice, and no warp waits for another. What a thread asks for itself is
-limited by how much of it a multiprocessor keeps on its way; boxes are not, so two slices are enough.
-More of them make large products slower, as memory is then asked for too many places at a time.
+ask for the same of A again and again, and too few for a tile: a block of split_k waits for memory
+at every slice, together. Here, as in gemv, each warp is on its own. It has 32 columns, a share of
+K, and in shared memory two slices of both operands, 32 deep, which TMA fills: one lane asks for a
+box, all lanes multiply the other slice, and no warp waits for another. What a thread asks for
+itself is limited by how much of it a multiprocessor keeps on its way; boxes are not, so two slices
+are enough. More of them make large products slower, as memory is then asked for too many places at
+a time.
 
 Slices lie as they came, so the lanes of a warp are dealt out over rows and columns in the order in
 which their reads meet no bank twice: with eight rows a lane has four columns by two rows, and each
