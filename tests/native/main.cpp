@@ -439,7 +439,10 @@ void test_detectors() {
       // that takes several launches.
       p.g.share = s.splits ? 32 : 0;
       const bool first = s.splits || s.name == "wgmma_fp16x3";
-      const int row = first ? 0 : s.name == "wgmma_narrow" ? 3 : simt::Settings{}.row;
+      const int row = s.name == "tma_gemv"       ? 2
+                      : first                    ? 0
+                      : s.name == "wgmma_narrow" ? 3
+                                                 : simt::Settings{}.row;
       for (auto order : {simt::Order::forward, simt::Order::reverse, simt::Order::random}) {
         simt::configure({.order = order, .seed = 1, .skip = place, .row = row});
         const auto names = [&](const std::string& part) {
