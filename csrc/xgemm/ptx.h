@@ -37,6 +37,24 @@ __device__ __forceinline__ void load4(float* registers, Smem from) {
 #endif
 }
 
+// 8 bytes of it, and 4.
+__device__ __forceinline__ void load2(float* registers, Smem from) {
+#ifdef __CUDACC__
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(registers[0]), "=f"(registers[1])
+               : "r"(from.at));
+#else
+  load2(registers, from.at);
+#endif
+}
+__device__ __forceinline__ void load1(float* registers, Smem from) {
+#ifdef __CUDACC__
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(registers[0]) : "r"(from.at));
+#else
+  registers[0] = *from.at;
+#endif
+}
+
 // *p = the larger of *p and x, among all threads of a grid.
 __device__ __forceinline__ void atomic_max(uint32_t* p, uint32_t x) {
 #ifdef __CUDACC__

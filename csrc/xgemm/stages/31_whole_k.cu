@@ -1,0 +1,71 @@
+// Small products: tiles so small that every scheduler has a warp, and all that a block needs of K
+// on its way before it waits.
+#include <iterator>
+#include <utility>
+
+#include "xgemm/launch.h"
+#include "xgemm/whole_k.h"
+
+namespace xgemm::XGEMM_FLAVOUR::whole_k {
+
+constexpr Tile tile(int BM, int BN, int BK, int TM, int TN, int buffers, int min_blocks,
+                    float rate) {
+  return {.BM = BM,
+          .BN = BN,
+          .BK = BK,
+          .WM = kLanesM * TM,
+          .WN = kLanesN * TN,
+          .TM = TM,
+          .TN = TN,
+          .width = 4,
+          .buffers = buffers,
+          .pad_a = 4,
+          .pad_b = BN > BK ? 4 * BN / BK : 4,  // which holds lines along k, too
+          .a_rows = BM,
+          .min_blocks = min_blocks,
+          .rate = rate};
+}
+// Best, of squares on an H200: to 160; 192 and 256, 384 and 448; 320; 512 and 640; a short K and a
+// large D, and 768, where a block has to leave room for others. Rates are those of 1024^3.
+constexpr Tile kTiles[] = {
+    tile(16, 16, 64, 2, 1, 4, 4, 17.f), tile(16, 32, 64, 2, 2, 4, 4, 23.f),
+    tile(32, 32, 64, 2, 4, 4, 3, 25.f), tile(32, 64, 64, 4, 4, 3, 2, 30.f),
+    tile(32, 64, 32, 4, 4, 3, 4, 35.f),
+};
+
+template <int kRow, bool kA, bool kB>  // whether A, B transposed are contiguous along k
+__global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
+    kernel(const Gemm batch) {
+  constexpr Tile T = kTiles[kRow];
+  using Ring = LyingRing<T, kA, kB>;
+  static_assert(sizeof(Ring) <= T.smem());
+  XGEMM_SHARED_DYNAMIC(ring, Ring);
+  const Gemm g = batch.at(blockIdx.z);
+  multiply_whole_k<T, kA, kB>(ring, g, raster<uint32_t>(blockIdx.x, g.m, g.n, T.BM, T.BN, T.group));
+}
+
+template <int... kRow>
+void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, kRow...>) {
+  const Tile& t = kTiles[context.row];
+  launch_tiles_by_major(
+      [&](auto a, auto b) {
+        constexpr void (*kernels[])(Gemm) = {kernel<kRow, a(), b()>...};
+        return kernels[context.row];
+      },
+      g, t, context, static_cast<size_t>(t.smem()));
+}
+
+void run(const Gemm& g, const Context& context) {
+  run_row(g, context, std::make_integer_sequence<int, std::size(kTiles)>());
+}
+
+static const Register stage(
+    kFlavour, {.name = "whole_k",
+               .rung = 31,
+               .idea = "small tiles; all that a block needs of K is on its way before it waits",
+               .source = "this project",
+               .tiles = {std::begin(kTiles), std::end(kTiles)},
+               .min_sm = 80,
+               .run = run});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::whole_k
