@@ -32,6 +32,7 @@ PREDECESSOR = {
     "outer": ("block_tile_1d", "both keep an element of B in a register for a column of results"),
     "tma_split_k": ("tma_specialized", "the main loop is the same"),
     "tma_gemv": ("gemv", "both are for few rows, and warps have their own share of K"),
+    "whole_k": ("cp_async_pipelined", "it has the same ring of slices, and as many on their way"),
 }
 
 # Headers that belong to a stage's code; the first has the main loop.
@@ -53,6 +54,7 @@ HEADERS = {
     "gemv": ("gemv.h", "gemv_plan.h", "chain_sums.h"),
     "tma_split_k": ("specialized.h", "fetch.h", "chain_sums.h"),
     "tma_gemv": ("gemv_stream.h", "gemv_teams.h", "raw_slice.h"),
+    "whole_k": ("whole_k.h",),
 }
 
 # The function to read first, where a page's diff is too long to find it in, and its file: mostly
@@ -69,6 +71,7 @@ CORES = {
     "outer": ("28_outer.cu", "kernel"),
     "tma_split_k": ("29_tma_split_k.cu", "piece"),
     "tma_gemv": ("gemv_stream.h", "multiply"),
+    "whole_k": ("whole_k.h", "multiply_whole_k"),
 }
 
 # What the template arguments of the kernels say.
@@ -120,6 +123,7 @@ ORIGINS = {
     "outer": "This project.",
     "tma_split_k": "This project: rungs 20 and 26 together.",
     "tma_gemv": "This project.",
+    "whole_k": "This project.",
 }
 
 # Words of the code: what, its header, what it means.
@@ -207,7 +211,16 @@ WORDS = (
 )
 
 # Stages that exist for problems which a table of squares does not show.
-SPECIAL = ("few_rows", "wgmma_narrow", "split_k", "gemv", "outer", "tma_split_k", "tma_gemv")
+SPECIAL = (
+    "few_rows",
+    "wgmma_narrow",
+    "split_k",
+    "gemv",
+    "outer",
+    "tma_split_k",
+    "tma_gemv",
+    "whole_k",
+)
 
 LESSONS = {
     "naive": """\
@@ -514,4 +527,21 @@ up to twelve warps, if the groups are enough to give every multiprocessor work: 
 barrier of the block, which costs next to nothing. Else they meet in a cluster of two, four or eight
 blocks. Other numbers leave multiprocessors empty, and blocks that wait for a place cost as much as
 all the others together.""",
+    "whole_k": """\
+A product of 128 x 128 x 128 is eight tiles of rung 19's smallest row: sixteen warps, on a machine
+with 528 schedulers, and each of them waits for memory, for a barrier, for its last product, with
+nobody to take its place. Nothing there is short of anything but time. So tiles are small, 16 x 16
+with two results a thread, until every scheduler has a warp; what a block reads twice for it comes
+from a cache.
+
+What a thread waits for is then all there is. A block asks for the first four slices of K, 64 deep,
+before it waits for the first: up to a K of 256 that is everything, and memory is waited for once.
+Slices lie in shared memory as the operand lies outside, so every copy has 16 bytes, and none is
+turned over on its way, which costs a copy for each float. A fragment is four of k: along k one
+vector of each of the thread's rows, else four short reads. It is read while the one before is
+multiplied; to read further ahead made it slower.
+
+With so few results a thread, reads of shared memory bound what is left: a float for each of 32
+lanes in a cycle, TM + TN of them for TM * TN products. From a side of 640 on a larger tile is
+worth more than another warp, and rung 19 has it.""",
 }
