@@ -53,6 +53,7 @@ ANCHORS = (
     "linear 768-3072 rows 8 grad_w", "square 128 NN", "square 128 NT", "square 128 TN",
     "square 128 TT", "skinny 100000x32x256", "skinny 65536x64x64",
     "linear 768-768 rows 512 grad_x", "linear 768-2304 rows 8 forward",
+    "linear 4096-4096 rows 64 grad_w", "linear 768-3072 rows 64 grad_w",
 )  # fmt: skip
 # While measuring, a row that was left out nearby may be better than that made it look.
 SKIPPED_SO_FAR = 1.2

@@ -33,6 +33,7 @@ PREDECESSOR = {
     "tma_split_k": ("tma_specialized", "the main loop is the same"),
     "tma_gemv": ("gemv", "both are for few rows, and warps have their own share of K"),
     "whole_k": ("cp_async_pipelined", "it has the same ring of slices, and as many on their way"),
+    "wgmma_short": ("wgmma_narrow", "both split operands on their way"),
 }
 
 # Headers that belong to a stage's code; the first has the main loop.
@@ -55,6 +56,7 @@ HEADERS = {
     "tma_split_k": ("specialized.h", "fetch.h", "chain_sums.h"),
     "tma_gemv": ("gemv_stream.h", "gemv_teams.h", "raw_slice.h"),
     "whole_k": ("whole_k.h",),
+    "wgmma_short": ("short_gemm.h", "raw_slice.h", "register_split.h"),
 }
 
 # The function to read first, where a page's diff is too long to find it in, and its file: mostly
@@ -72,6 +74,7 @@ CORES = {
     "tma_split_k": ("29_tma_split_k.cu", "piece"),
     "tma_gemv": ("gemv_stream.h", "multiply"),
     "whole_k": ("whole_k.h", "multiply_whole_k"),
+    "wgmma_short": ("short_gemm.h", "multiply_tiles"),
 }
 
 # What the template arguments of the kernels say.
@@ -100,6 +103,7 @@ REGISTERS: dict[str, tuple[tuple[int, int] | None, ...]] = {
     "wgmma_bf16x6": ((40, 232), (40, 232), None),
     "wgmma_narrow": ((64, 192), (64, 192), (64, 192), (64, 192)),
     "tma_split_k": ((88, 208), (80, 176)),
+    "wgmma_short": ((96, 160),),
 }
 
 # Where a stage that is in none of the published ladders has its technique from.
@@ -124,6 +128,7 @@ ORIGINS = {
     "tma_split_k": "This project: rungs 20 and 26 together.",
     "tma_gemv": "This project.",
     "whole_k": "This project.",
+    "wgmma_short": "This project.",
 }
 
 # Words of the code: what, its header, what it means.
@@ -220,6 +225,7 @@ SPECIAL = (
     "tma_split_k",
     "tma_gemv",
     "whole_k",
+    "wgmma_short",
 )
 
 LESSONS = {
@@ -544,4 +550,23 @@ multiplied; to read further ahead made it slower.
 With so few results a thread, reads of shared memory bound what is left: a float for each of 32
 lanes in a cycle, TM + TN of them for TM * TN products. From a side of 640 on a larger tile is
 worth more than another warp, and rung 19 has it.""",
+    "wgmma_short": """\
+The gradient of a weight for a few rows of data has a short K and a large result: it is a matter of
+writing D. FP32 units are still busy with it for longer than that takes, and a split in a launch of
+its own writes its parts to memory and has them read again by every tile. So here, as in
+wgmma_narrow, operands are split on their way. What is new is who does what: two warpgroups only
+multiply, one only splits, one only stores. A block has tiles that follow each other along a row of
+D. A's rows are split once for all of them and stay in shared memory, where K is at most two slices;
+only B's columns come by, split by split.
+
+The sums leave the warps that made them through shared memory. That looks like a detour, and is what
+made the difference: straight from the registers of a tensor core's layout, a warp's store touches
+eight lines of memory with a quarter of each, and a multiprocessor takes one line after the other.
+A warp that reads a whole row from shared memory stores four lines, all of each, and whoever
+multiplies is at the next tile by then.
+
+With sums so short none is promoted late: what the smaller products come to, and then what the
+largest do, is added to an FP32 register after each slice. Elements that three parts cannot hold
+are told by those who split to those who store, tile by tile. What is left is the split: a tile's
+columns keep one warpgroup longer than memory needs for the tile.""",
 }

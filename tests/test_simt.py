@@ -362,6 +362,8 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
         return [shallow]
     if stage.name == "wgmma_narrow":  # K shared out, in shares longer than the ring, and in one
         return [shallow, Way(6000), Way(20, batch=2)]
+    if stage.name == "wgmma_short":  # two tiles a block, by TMA and by copies
+        return [Way(k, batch=2 * FEW) for k in (200, 201)]
     many = (FEW + 1, 2 * FEW) if any(t.producers for t in stage.tiles) else ()
     return [shallow, *(Way(shallow.k, "TN", batch) for batch in many), Way(1100)]
 

@@ -91,6 +91,7 @@ struct SharedParts {
   static constexpr int kChunks = kSliceK / 8;
   static constexpr int kRows = kL * kChunks > kThreads ? kL * kChunks / kThreads : 1;
   static constexpr int kLines = kL / kRows, kLineBytes = kSliceK * 2;
+  static constexpr int kAtOnce = kRows > 2 ? 1 : kRows;  // what registers have room for
   static_assert(kLines * kChunks <= kThreads && (kRows == 1 || kLines % 32 == 0));
   using Slice = char[3][kL * kLineBytes];
   using Raw = RawSlice<kL, kAlongK>;
@@ -101,7 +102,7 @@ struct SharedParts {
     if (kLines * kChunks < kThreads && thread >= kLines * kChunks) return;
     const int line = kAlongK ? thread / kChunks : thread % kLines;
     const int chunk = kAlongK ? thread % kChunks : thread / kLines;
-#pragma unroll
+#pragma unroll kAtOnce
     for (int i = 0; i < kRows; ++i) {
       const int r = line + i * kLines;
       float x[8];
