@@ -10,7 +10,7 @@ namespace xgemm {
 // How the operands lie, as a kernel sees it: +2 where A, +1 where B transposed, is contiguous along
 // k. So NN is 2, NT 3, TN 0, TT 1.
 constexpr int kLayouts = 4;
-constexpr int kTableRows = 64;
+constexpr int kTableRows = 80;
 
 // A tile of a stage, named by what it is rather than by its place, and the numbers of its model
 // (select.cpp) that fit the measurements best.

@@ -80,7 +80,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   };
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
   // Strips that are not deep: so few rows that blocks are enough. Others: of rows that are whole
-  // lines; of 64 of them on, two blocks a strip are enough. Measured on an H200, 2026-11-23.
+  // lines; of 48 of them on, two blocks a strip are enough. Measured on an H200, 2026-11-23.
   const auto take_rows = [&] {
     if (g.k <= 512) return take.template operator()<32, 2, 0, 1>();
     if (g.k <= 1024) return take.template operator()<64, 2, 0, 1>();
@@ -94,7 +94,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
     if (g.k <= kWholeElements / 16) return take.template operator()<32, 2, 16, 1>();
     if (g.k <= kWholeElements / 8) return take.template operator()<64, 2, 8, 1>();
     if constexpr (kCluster > 2) {
-      if (g.k <= 4096 && strips >= 64)
+      if (g.k <= 4096 && strips >= 48)
         return take.template operator()<kSplitThreads, 2, kStrip, 2>();
     }
     if (g.k <= 4096) return take.template operator()<kSplitThreads, 2, kStrip, kCluster>();
