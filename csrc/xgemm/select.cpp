@@ -200,7 +200,7 @@ Selector::Selector(std::span<const Stage> all, const Table& table) : all_(all), 
 void Selector::add(const TablePoint& p) {
   Gemm g;
   g.m = p.m, g.n = p.n, g.k = p.k;
-  Measured m{place(g), &p, 0};
+  Measured m{place(g), &p, {}};
   m.place.layout = p.layout, m.place.wide = p.wide;
   std::array<double, kTableRows> by_model{};
   struct {
@@ -211,14 +211,14 @@ void Selector::add(const TablePoint& p) {
     by_model[i] = model(rows_[i], g, {table_.sm, table_.sm_count}, p.layout);
     const double us = p.us[static_cast<size_t>(rows_[i].known - table_.rows.data())];
     if (us <= 0 || !std::isfinite(by_model[i])) continue;
-    m.rows |= uint64_t{1} << i;
+    m.rows.set(i);
     auto& its = least[static_cast<int>(kind_of(*rows_[i].stage))];
     if (us < its.us) its = {us, std::log2(us / by_model[i])};
   }
   for (size_t i = 0; i < rows_.size(); ++i) {
     double excess = 0;
     const auto& its = least[static_cast<int>(kind_of(*rows_[i].stage))];
-    if (m.rows >> i & 1)
+    if (m.rows[i])
       excess =
           std::log2(p.us[static_cast<size_t>(rows_[i].known - table_.rows.data())] / by_model[i]);
     else if (rows_[i].known && std::isfinite(its.us) && std::isfinite(by_model[i]))
@@ -308,7 +308,7 @@ Selector::Near Selector::estimate(size_t first, size_t last, const Gemm& g, cons
     if (i == first || r.stage != rows_[i - 1].stage) taken = use(*r.stage);
     e.legal = taken && has_room(*r.stage, r.row, g, device, workspace);
     e.microseconds = INFINITY;
-    e.basis = !r.known ? Basis::rate : near.rows >> i & 1 ? by_near : Basis::slow;
+    e.basis = !r.known ? Basis::rate : near.rows[i] ? by_near : Basis::slow;
     all_known = all_known && r.known;
     if (!e.legal || !r.known) continue;
     e.microseconds = model(r, g, device, at.layout) * correction(near, i);

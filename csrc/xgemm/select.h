@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -91,17 +92,18 @@ class Selector {
     float m, n, k;
     int layout, wide;
   };
+  using Rows = std::bitset<kTableRows>;
   struct Measured {
     Place place;
     const TablePoint* point;
-    uint64_t rows;  // bit i: rows_[i] was measured
+    Rows rows;  // i: rows_[i] was measured
   };
   struct Near {
     static constexpr size_t kMost = 4;
     std::array<size_t, kMost> at{};  // into measured_
     std::array<float, kMost> distance{}, weight{};
     size_t count = 0;
-    uint64_t rows = 0;  // measured at one of them
+    Rows rows;  // measured at one of them
   };
   struct Estimate {
     double microseconds;
