@@ -38,7 +38,10 @@ def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layou
     if not along_k:
         assert drawn.columns == tile.BN
         results = np.bincount(drawn.owner.reshape(-1), minlength=tile.threads)
-        assert (results == tile.TM * tile.TN).all() and len(results) == tile.threads
+        if stage == "wgmma_short":  # others store for those who multiply, a row of a warp's each
+            assert set(results.tolist()) == {0, drawn.rows * drawn.columns // 128}
+        else:
+            assert (results == tile.TM * tile.TN).all() and len(results) == tile.threads
     assert drawn.stray_reads() == 0
     assert drawn.staged == (stage in STAGED and drawn.named)
     # Stages that are not strict may turn their operands into something else on the way; of outer's

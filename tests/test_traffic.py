@@ -182,11 +182,11 @@ def touched(stage, m, n, k, **flags):
 
 
 @pytest.mark.parametrize("stage", problems.PARTS)
-def test_a_stage_of_several_launches_is_traced(stage):
+def test_a_stage_of_parts_is_traced(stage):
     m, n, k = 41, 37, 70  # rows that TMA cannot take, of which a trace knows nothing
     flags = {"trans_a": True, "trans_b": False}
     trace = simt.trace(stage, m, n, k, **flags)
-    assert len(trace.launches) > 1
+    assert (len(trace.launches) > 1) == (stage != "wgmma_short")  # which splits on the way
     assert set(trace.where(operand="D").column("launch").tolist()) == {len(trace.launches) - 1}
     seen = touched(stage, m, n, k, **flags)
     assert torch.equal(seen["D"], torch.ones(m, n))
