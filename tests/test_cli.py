@@ -403,7 +403,7 @@ def test_explain_begins_with_the_answer(capsys):
     )
     assert main([*problem, "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    slow = next(line for line in lines if "warp_tiled" in line)
+    slow = next(line for line in lines if "smem_conflicted" in line)
     assert "expected slower" in slow and "3900" not in slow
     assert "expected slower: not measured here, so no time is known" in lines
     # It runs there by its name, so it is auto alone that does not take it.

@@ -68,14 +68,11 @@ struct alignas(1024) ShortParts {
   using Split = SharedParts<kSplitters, kL, kAlongK>;
   using Loader = RawLoader<kSplitters, kL, kAlongK>;
   typename Split::Slice parts[kBuffers];
-  Mbarrier full[kBuffers], empty[kBuffers];
+  Mbarrier empty[kBuffers];
 
   // By one thread.
   __device__ __forceinline__ void init(int readers) {
-    for (int s = 0; s < kBuffers; ++s) {
-      mbarrier_init(&full[s], kSplitters);
-      mbarrier_init(&empty[s], readers);
-    }
+    for (int s = 0; s < kBuffers; ++s) mbarrier_init(&empty[s], readers);
   }
 };
 
@@ -97,6 +94,8 @@ struct ShortRing {
   RawSlice<T.BM, true> raw[kShortAhead];  // of A and of B, in the order in which they are split
   ShortParts<T.BM, kA, kShortStay> a;
   ShortParts<T.BN, kB, T.buffers> b;
+  // B's slice is there; so is A's, which the same threads split before it.
+  Mbarrier full[T.buffers];
   ShortSums<T.BN> sums[kGroups];
   // What each warp that splits has seen of a tile: see Reach. It lies with the last slice of B's.
   uint32_t strange[T.buffers][kSplitters / 32];
@@ -112,6 +111,7 @@ struct ShortRing {
     if (threadIdx.x == 0) {
       a.init(kGroups);
       b.init(kGroups);
+      for (int s = 0; s < T.buffers; ++s) mbarrier_init(&full[s], kSplitters);
       for (int s = 0; s < kShortAhead; ++s) {
         mbarrier_init(&landed[s], job.copies() ? kSplitters : 1);
         mbarrier_init(&taken[s], kSplitters);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const Sh
   RingPlace<kShortAhead> from;
   RingPlace<kShortStay> to_a;
   RingPlace<T.buffers> to_b;
-  // `tell` comes before the slice is handed over.
+  // `tell` hands the slice over.
   const auto split = [&](auto& operand, auto& to, Reach& reach, auto tell) {
     using Operand = std::remove_reference_t<decltype(operand)>;
     mbarrier_wait(&ring.landed[from.stage], from.parity);
@@ -189,8 +189,6 @@ __device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const Sh
     Operand::Split::split(operand.parts[to.stage], ring.raw_of(operand, from.stage), reach);
     mbarrier_arrive(&ring.taken[from.stage]);
     tell();
-    fence_for_wgmma();
-    mbarrier_arrive(&operand.full[to.stage]);
     from.advance(), to.advance();
     load.next(ring);
   };
@@ -200,12 +198,15 @@ __device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const Sh
     if (walk.begins()) of_a = {};
 #pragma unroll 1
     for (int left = walk.slices(); left > 0; --left) {
-      if (walk.begins()) split(ring.a, to_a, of_a, [] {});
+      if (walk.begins()) split(ring.a, to_a, of_a, [] {});  // with B's
       split(ring.b, to_b, of_b, [&] {
-        if (left > 1) return;
-        const uint32_t seen = __reduce_or_sync(0xffffffffu, of_a.strange() | of_b.strange());
-        const int warp = static_cast<int>(threadIdx.x) % kSplitters / 32;
-        if (threadIdx.x % 32 == 0) ring.strange[to_b.stage][warp] = seen;
+        if (left == 1) {
+          const uint32_t seen = __reduce_or_sync(0xffffffffu, of_a.strange() | of_b.strange());
+          const int warp = static_cast<int>(threadIdx.x) % kSplitters / 32;
+          if (threadIdx.x % 32 == 0) ring.strange[to_b.stage][warp] = seen;
+        }
+        fence_for_wgmma();
+        mbarrier_arrive(&ring.full[to_b.stage]);
       });
     }
   }
@@ -258,8 +259,7 @@ __device__ __forceinline__ void multiply_tiles(ShortRing<T, kA, kB>& ring, const
     for (int e = 0; e < kSums; ++e) sum[e] = 0.f;
 #pragma unroll 1
     for (int left = walk.slices(); left > 0; --left, at_a.advance(), at.advance()) {
-      if (walk.begins()) mbarrier_wait(&ring.a.full[at_a.stage], at_a.parity);
-      mbarrier_wait(&ring.b.full[at.stage], at.parity);
+      mbarrier_wait(&ring.full[at.stage], at.parity);
       const uint64_t a = wgmma_descriptor<kRow>(ring.a.parts[at_a.stage][0] + group * (64 * kRow));
       const uint64_t b = wgmma_descriptor<kRow>(ring.b.parts[at.stage][0]);
       wgmma_fence();
