@@ -181,16 +181,13 @@ __device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const Sh
   RingPlace<kShortAhead> from;
   RingPlace<kShortStay> to_a;
   RingPlace<T.buffers> to_b;
-  // `tell` hands the slice over.
-  const auto split = [&](auto& operand, auto& to, Reach& reach, auto tell) {
+  const auto split = [&](auto& operand, const auto& to, Reach& reach) {
     using Operand = std::remove_reference_t<decltype(operand)>;
     mbarrier_wait(&ring.landed[from.stage], from.parity);
     mbarrier_wait(&operand.empty[to.stage], to.parity ^ 1);
     Operand::Split::split(operand.parts[to.stage], ring.raw_of(operand, from.stage), reach);
     mbarrier_arrive(&ring.taken[from.stage]);
-    tell();
-    from.advance(), to.advance();
-    load.next(ring);
+    from.advance();
   };
   Reach of_a;
   for (ShortWalk<T> walk{job}; walk.left > 0; walk.next()) {
@@ -198,16 +195,21 @@ __device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const Sh
     if (walk.begins()) of_a = {};
 #pragma unroll 1
     for (int left = walk.slices(); left > 0; --left) {
-      if (walk.begins()) split(ring.a, to_a, of_a, [] {});  // with B's
-      split(ring.b, to_b, of_b, [&] {
-        if (left == 1) {
-          const uint32_t seen = __reduce_or_sync(0xffffffffu, of_a.strange() | of_b.strange());
-          const int warp = static_cast<int>(threadIdx.x) % kSplitters / 32;
-          if (threadIdx.x % 32 == 0) ring.strange[to_b.stage][warp] = seen;
-        }
-        fence_for_wgmma();
-        mbarrier_arrive(&ring.full[to_b.stage]);
-      });
+      if (walk.begins()) {
+        split(ring.a, to_a, of_a);
+        to_a.advance();
+        load.next(ring);
+      }
+      split(ring.b, to_b, of_b);
+      if (left == 1) {
+        const uint32_t seen = __reduce_or_sync(0xffffffffu, of_a.strange() | of_b.strange());
+        const int warp = static_cast<int>(threadIdx.x) % kSplitters / 32;
+        if (threadIdx.x % 32 == 0) ring.strange[to_b.stage][warp] = seen;
+      }
+      fence_for_wgmma();
+      mbarrier_arrive(&ring.full[to_b.stage]);  // A's slice, if there was one, goes with it
+      to_b.advance();
+      load.next(ring);
     }
   }
 }
