@@ -308,6 +308,48 @@ def test_more_batches_than_a_grid_axis_holds(stage):
     assert right(stage, got, a, b)
 
 
+def products_without_a_break(stage, operands, step=lambda: None, other=None):
+    """Products of what launches before them write, into what launches before them read.
+
+    step() comes after each. What they multiply is written on stream `other`, if there is one.
+    """
+    here, results = torch.cuda.current_stream(), []
+    for first_a, first_b in operands:
+        a, b, d = first_a.clone(), first_b.clone(), first_a @ first_b
+        for i in range(1, 9):
+            if other:
+                other.wait_stream(here)
+            with torch.cuda.stream(other or here):
+                torch.mul(first_a, i, out=a), step()
+                torch.add(first_b, i, out=b), step()
+            here.wait_stream(other or here)
+            xgemm_torch.sgemm(a, b, kernel=stage, out=d), step()
+            results += [d.clone(), xgemm_torch.sgemm(d, b, kernel=stage, trans_b=True)]
+            step()
+            a.fill_(math.nan), b.fill_(math.nan), d.fill_(math.nan)
+    return results
+
+
+@on_every_stage
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["stream", "two streams", "graph"])
+def test_products_wait_for_what_is_before_them(stage, way):
+    """Blocks may be there before the launches before them are over."""
+    sizes = [(1, 300, 700), (8, 700, 260), (70, 132, 300), (200, 260, 24)]
+    operands = [(problems.normal(m, k).cuda(), problems.normal(k, n).cuda()) for m, n, k in sizes]
+    wanted = products_without_a_break(stage, operands, step=torch.cuda.synchronize)
+    if way == "graph":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = products_without_a_break(stage, operands)
+        graph.replay(), graph.replay()
+    else:
+        other = torch.cuda.Stream() if way == "two streams" else None
+        got = products_without_a_break(stage, operands, other=other)
+    torch.cuda.synchronize()
+    assert all(same_bits(x, y) for x, y in zip(got, wanted, strict=True))
+
+
 @on_every_stage
 @pytest.mark.gpu
 def test_gpu_has_the_host_flavours_bits(stage):

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cfloat>
-#include <iterator>
 
 #include "xgemm/chains.h"
 #include "xgemm/copy.h"
@@ -14,18 +13,6 @@ namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
 constexpr int kAddThreads = 128;
-
-// Whether a launch on this device may be `dependent`: code for older ones, from which another GPU
-// may make its own, does not wait there.
-inline bool may_depend(const Device& device) {
-#ifdef __CUDA_ARCH_LIST__
-  constexpr int kMade[] = {__CUDA_ARCH_LIST__};
-  return device.sm == 90 && std::find(std::begin(kMade), std::end(kMade), 900) != std::end(kMade);
-#else
-  static_cast<void>(device);
-  return true;  // the host flavour
-#endif
-}
 
 struct ChainJob {
   Gemm g;

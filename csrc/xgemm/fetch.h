@@ -151,11 +151,11 @@ FetchJob fetch_job(const Gemm& g) {
 // As many blocks as run at a time, or as there are units to make.
 template <Tile T, bool kA, bool kB>
 LaunchConfig fetch_config(int64_t units, int64_t matrices, const Context& context) {
-  const int64_t room = int64_t{context.device.sm_count} * T.min_blocks;
-  return {.grid = dim3(static_cast<unsigned>(std::min(units, room)), 1,
-                       static_cast<unsigned>(matrices)),
+  const int64_t blocks = std::min(units, int64_t{context.device.sm_count} * T.min_blocks);
+  return {.grid = dim3(static_cast<unsigned>(blocks), 1, static_cast<unsigned>(matrices)),
           .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
-          .smem = sizeof(SliceRing<T, kA, kB>)};
+          .smem = sizeof(SliceRing<T, kA, kB>),
+          .dependent = may_take_turn(context.device, blocks * matrices)};
 }
 
 // `shared` for all matrices, where that saves time and there is a workspace for it, else `whole`

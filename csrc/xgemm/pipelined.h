@@ -6,6 +6,7 @@
 
 #include "xgemm/copy_async.h"
 #include "xgemm/fragment.h"
+#include "xgemm/ptx_hopper.h"
 
 namespace xgemm {
 
@@ -50,6 +51,7 @@ __device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g,
 
   AsyncCopies<T, kParts, kA, kB> copies(g, o);
   const int slices = static_cast<int>(ceil_div(g.k, T.BK));
+  take_turn();
 #pragma unroll 1
   for (int s = 0; s + 1 < kBuffers; ++s) {
 #pragma unroll 1

@@ -467,5 +467,11 @@ __device__ __forceinline__ void let_next_launch_begin() {
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+// Both, by all threads before they touch global memory, in a `dependent` launch that may follow
+// anybody's: its blocks are there when the launch before ends.
+__device__ __forceinline__ void take_turn(simt::Site site = simt::here()) {
+  xgemm::wait_for_launch_before(site);
+  let_next_launch_begin();
+}
 
 }  // namespace xgemm

@@ -43,6 +43,7 @@ __device__ __forceinline__ void multiply_pieces(SliceRing<T, kA, kB>& ring, cons
   constexpr Order kOrder = TN > TM ? Order::columns_split : Order::columns_halves;
   using Ring = SliceRing<T, kA, kB>;
   ring.init();
+  if constexpr (!kShared) take_turn();
   if (threadIdx.x >= T.threads()) {
     registers_down<fetch_registers(T)>();
     return fetch_pieces<T, kA, kB>(ring, job);

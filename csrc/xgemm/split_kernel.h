@@ -36,8 +36,7 @@ template <Half kType, int kThreads, int kItems, int kRows, int kCluster, bool kA
 __global__ void __launch_bounds__(kSplitThreads, split_blocks(kRows, kItems))
     split_kernel(const SplitJob a, const SplitJob b, const Verdict* asked, const Clear clear) {
   constexpr Scheme S = scheme_of(kType);
-  wait_for_launch_before();
-  let_next_launch_begin();
+  take_turn();
   if (kAsked && !is_wide(*asked, a.k)) return;
   if (blockIdx.x == 0)
     for (int i = threadIdx.x; i < clear.count; i += kSplitThreads) clear.words[i] = 0;

@@ -208,8 +208,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   }
   if constexpr (kCluster > 1) cluster_sync(Relaxed());
   else __syncthreads();
-  wait_for_launch_before();
-  let_next_launch_begin();
+  take_turn();
   if (job.when != When::always && is_wide(*job.verdict, job.g.k) != (job.when == When::wide))
     return;
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "xgemm/fragment.h"
+#include "xgemm/ptx_hopper.h"
 #include "xgemm/schedule.h"
 
 namespace xgemm {
@@ -184,6 +185,7 @@ __device__ __forceinline__ void multiply_whole_k(LyingRing<T, kA, kB>& ring, con
     if (slice < slices) from_a.copy(ring.a[buffer], slice), from_b.copy(ring.b[buffer], slice);
     cp_async_commit();
   };
+  take_turn();
 #pragma unroll 1
   for (int s = 0; s < kBuffers; ++s) copy(s, s);
 

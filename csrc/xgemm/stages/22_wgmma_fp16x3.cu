@@ -51,8 +51,7 @@ size_t workspace(const Gemm& g, const Context& context) {
 }
 
 __global__ void __launch_bounds__(32) begin(Verdict* verdict, const Verdict* packed) {
-  wait_for_launch_before();
-  let_next_launch_begin();
+  take_turn();
   if (threadIdx.x == 0) *verdict = packed ? *packed : Verdict{};
 }
 

@@ -27,12 +27,7 @@ constexpr Tile tile(int BM, float rate) {
           .rate = rate};
 }
 
-constexpr Tile kTiles[] = {
-    tile(8, 18.f),
-    tile(16, 32.f),
-    tile(32, 49.f),
-    tile(64, 60.f),
-};
+constexpr Tile kTiles[] = {tile(8, 18.f), tile(16, 32.f), tile(32, 49.f), tile(64, 60.f)};
 
 // Who takes a tile's sums through the epilogue: the block that has all of K, the blocks of a
 // cluster, or those of another launch.
@@ -42,13 +37,13 @@ template <int kRow, bool kA, bool kB, int kFinish>
 __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constant__ ShareJob job) {
   constexpr int BM = kTiles[kRow].BM;
   XGEMM_SHARED_DYNAMIC(ring, NarrowRing<BM, kA, kB>);
-  if constexpr (kFinish == kAfter) let_next_launch_begin();
   const Gemm g = job.g.at(blockIdx.z);
   const auto shares = static_cast<unsigned>(job.shares);
   const unsigned tile = blockIdx.x / shares, share = blockIdx.x % shares;
   const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
   const auto origin = [&] { return origin_of(job, tile, BM); };
   ring.init(NarrowLoad{job}.arrivals());
+  take_turn();
   if (threadIdx.x >= kShareThreads) {
     registers_down<kSplitterRegisters>();
     if (threadIdx.x < kShareThreads + kSplitters) split_rows(ring, k0, k1);
@@ -116,7 +111,8 @@ void run_row(const Gemm& all, const Context& context) {
            {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
             .block = dim3(kNarrowThreads),
             .smem = kRing,
-            .cluster = finish == kInCluster ? static_cast<unsigned>(job.shares) : 1},
+            .cluster = finish == kInCluster ? static_cast<unsigned>(job.shares) : 1,
+            .dependent = true},
            context, job);
     if (finish == kAfter)
       launch(add<kRow>,

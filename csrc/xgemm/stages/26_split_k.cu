@@ -49,7 +49,6 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
                                 });
     cluster_sync(Relaxed());  // nobody reads this block's any more
   } else {
-    let_next_launch_begin();
     const Gemm chain = job.share(blockIdx.z, blockIdx.y);
     multiply_pipelined<T, kA, kB>(ring, chain, raster<T>(blockIdx.x, chain));
   }
@@ -106,12 +105,14 @@ void run_pipelined(const Gemm& all, const Context& context, std::integer_sequenc
       job.g);
   const auto shares = static_cast<unsigned>(job.shares);
   const auto make = [&](const ChainJob& chains, unsigned matrices) {
-    launch(kernel_of_row,
-           {.grid = dim3(static_cast<unsigned>(tiles), plan.here ? 1 : shares, matrices),
-            .block = dim3(t.threads()),
-            .smem = static_cast<size_t>(t.smem()),
-            .cluster = plan.here ? shares : 1},
-           context, chains);
+    launch(
+        kernel_of_row,
+        {.grid = dim3(static_cast<unsigned>(tiles), plan.here ? 1 : shares, matrices),
+         .block = dim3(t.threads()),
+         .smem = static_cast<size_t>(t.smem()),
+         .cluster = plan.here ? shares : 1,
+         .dependent = may_take_turn(context.device, tiles * (plan.here ? 1 : shares) * matrices)},
+        context, chains);
   };
   launch_chains(make, add<1>, add<4>, job, context);
 }

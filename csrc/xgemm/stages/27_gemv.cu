@@ -40,11 +40,11 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
     kernel(const GemvJob job) {
   constexpr int TM = kTiles[kRow].TM, kColumns = columns_of(kRow, kB);
   XGEMM_SHARED_DYNAMIC(shared, Shared<kRow, kB>);
-  let_next_launch_begin();
   const Gemm g = job.g.at(blockIdx.z);
   const int warp = threadIdx.x / 32;
   const GemvTeam team(job, kTiles[kRow].threads() / 32);
   const GemvPart part = team.part(job, g, TM, kColumns);
+  take_turn();
   if (part.i0 < g.m && part.chain < job.shares) {
     const auto multiply = [&](const auto& loop) {
       loop.multiply(job.shares > 1 ? g.share : g.k,
@@ -121,6 +121,7 @@ void run_row(const Plan& plan, const Context& context) {
   if (job.here) config.cluster = static_cast<unsigned>(job.blocks);
   const auto make = [&](const GemvJob& chains, unsigned matrices) {
     config.grid = dim3(static_cast<unsigned>(blocks), 1, matrices);
+    config.dependent = may_take_turn(context.device, blocks * matrices);
     launch(plan.along_k ? kernel<kRow, true> : kernel<kRow, false>, config, context, chains);
   };
   launch_chains(make, add<1>, add<4>, job, context);

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "xgemm/launch.h"
+#include "xgemm/ptx_hopper.h"
 #include "xgemm/short_k.h"
 
 namespace xgemm::XGEMM_FLAVOUR::outer {
@@ -31,6 +32,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   XGEMM_SHARED(As, float[kSlice][T.BM]);
   const Gemm g = batch.at(blockIdx.z);
   const Part part(g);
+  take_turn();
   float acc[kRows][kColumns] = {};
 #pragma unroll 1
   for (int64_t k0 = 0; k0 < g.k; k0 += kDepth) {
@@ -63,6 +65,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   XGEMM_SHARED(As, float[kStripDepth][BM]);
   const Gemm g = batch.at(blockIdx.z);
   const Part part(g);
+  take_turn();
   float b[kStripDepth][kColumns];
   load_b<Part::kStep>(b, g, 0, part.j, part.vectors);
   load_a<T.threads()>(As, g, part.i0, 0);
@@ -94,7 +97,7 @@ void run_row(const Gemm& all, const Context& context) {
   launch_tiles(strips    ? (wide ? strip<kRow, true> : strip<kRow, false>)
                : g.k > 1 ? (wide ? kernel<kRow, 8, true> : kernel<kRow, 8, false>)
                          : (wide ? kernel<kRow, 1, true> : kernel<kRow, 1, false>),
-               g, t, dim3(T.threads()), context);
+               g, t, dim3(T.threads()), context, 0, true);
 }
 
 void run(const Gemm& g, const Context& context) {

@@ -36,7 +36,6 @@ __global__ void __launch_bounds__(kSpecializedTiles[kRow].threads() + kProducers
     kernel(const __grid_constant__ ChainsJob job) {
   using Ring = SliceRing<kSpecializedTiles[kRow], kA, kB>;
   XGEMM_SHARED_DYNAMIC(ring, Ring);
-  let_next_launch_begin();
   multiply_pieces<kSpecializedTiles[kRow], kA, kB>(ring, job);
 }
 

@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32) kernel(const __grid_constan
   using One = Warp<TM, kA, kB>;
   XGEMM_SHARED_DYNAMIC(first, One);  // and so many as the block has warps
   One* const warps = &first;
-  let_next_launch_begin();
   const Gemm g = job.g.at(blockIdx.z);
   const GemvTeam team(job, static_cast<int>(blockDim.x) / 32);
   const GemvPart part = team.part(job, g, TM, kStreamColumns);
+  take_turn();
   One& mine = warps[threadIdx.x / 32];
   if (part.i0 < g.m && part.chain < job.shares) {
     const Loop loop{mine.ring, mine.landed, g, part, job.maps};
@@ -105,7 +105,8 @@ void run_row(const GemvJob& job, const Context& context) {
   const int64_t blocks = ceil_div(groups_of(job.g, TM), warps / job.warps) * job.blocks;
   if (blocks > kMaxGridX)
     throw std::invalid_argument("tma_gemv: over 2^31 - 1 groups of columns and rows");
-  LaunchConfig config{.block = dim3(static_cast<unsigned>(warps) * 32)};
+  LaunchConfig config{.block = dim3(static_cast<unsigned>(warps) * 32),
+                      .dependent = may_depend(context.device)};
   if (job.here) config.cluster = static_cast<unsigned>(job.blocks);
   const auto make = [&](const GemvJob& chains, unsigned matrices) {
     const Gemm& g = chains.g;

@@ -52,7 +52,7 @@ void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, k
         constexpr void (*kernels[])(Gemm) = {kernel<kRow, a(), b()>...};
         return kernels[context.row];
       },
-      g, t, context, static_cast<size_t>(t.smem()));
+      g, t, context, static_cast<size_t>(t.smem()), true);
 }
 
 void run(const Gemm& g, const Context& context) {

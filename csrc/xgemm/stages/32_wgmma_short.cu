@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(threads(kTiles[kRow]), 1)
   static_assert(registers_suffice(1, T.threads(), kShortRegisters, T.producers, kShortOthers));
   XGEMM_SHARED_DYNAMIC(ring, ShortRing<T, kA, kB>);
   ring.init(job);
+  take_turn();
   if (threadIdx.x < T.threads()) {
     registers_up<kShortRegisters>();
     multiply_tiles(ring, job);
@@ -72,7 +73,10 @@ void run_row(const Gemm& all, const Context& context) {
       },
       g);
   launch(kernel_of_job,
-         {.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(threads(T)), .smem = kRing},
+         {.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(threads(T)),
+          .smem = kRing,
+          .dependent = true},
          context, job);
 }
 
