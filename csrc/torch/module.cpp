@@ -11,6 +11,7 @@
 #include "ops.h"
 #include "xgemm/chains.h"
 #include "xgemm/host/simt_control.h"
+#include "xgemm/recompute_counter.h"
 #include "xgemm/select.h"
 #include "xgemm/tuned_cache.h"
 #if __has_include("xgemm_build_info.h")
@@ -417,6 +418,21 @@ PyObject* py_simt_tensor_core_step(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* py_count_recomputed(PyObject*, PyObject* args) {
+  int device;
+  unsigned long long counter;
+  if (!PyArg_ParseTuple(args, "iK", &device, &counter)) return nullptr;
+  if (device < 0) device = kHostCounter;
+  if (device > kHostCounter) {
+    PyErr_Format(PyExc_ValueError, "count_recomputed: device %d is beyond the %d that are counted",
+                 device, kCountedDevices);
+    return nullptr;
+  }
+  const auto before = recompute_counters[device].exchange(
+      reinterpret_cast<uint32_t*>(static_cast<uintptr_t>(counter)));
+  return PyLong_FromUnsignedLongLong(reinterpret_cast<uintptr_t>(before));
+}
+
 PyMethodDef methods[] = {
     {"stages", py_stages, METH_NOARGS, "The registry, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
@@ -429,6 +445,9 @@ PyMethodDef methods[] = {
      "of the device, whose tuned problems count, empty for any of its kind."},
     {"chain_share", py_chain_share, METH_VARARGS,
      "chain_share(m, n, k, batch) -> of k, in a chain of the strict product; 0: all."},
+    {"count_recomputed", py_count_recomputed, METH_VARARGS,
+     "count_recomputed(device, address) -> the address before: where launches on that device, -1 "
+     "for the host flavour, add up how many units they make anew; 0 for nowhere."},
     {"tuned_path", py_tuned_path, METH_NOARGS,
      "The file of tuned problems that is read when auto first asks; empty for none."},
     {"tuned_read", py_tuned_read, METH_VARARGS, "tuned_read(path) -> its records, as JSON."},

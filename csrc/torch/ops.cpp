@@ -21,6 +21,7 @@
 #include "xgemm/host/chain.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/recent.h"
+#include "xgemm/recompute_counter.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
 #include "xgemm/tuned_cache.h"
@@ -342,7 +343,7 @@ std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes) {
 // What a launch on the device of `t` needs to know; that device must be the current one.
 Context context_of(const Tensor& t) {
   const int32_t index = t.get_device_index();
-  Context context{.device = cuda_device(index)};
+  Context context{.device = cuda_device(index), .recomputed = recompute_counter(index)};
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &context.stream));
   return context;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct Context {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   void* packed_b = nullptr;  // what Stage::pack has made of B, if it has
+  uint32_t* recomputed = nullptr;  // on the device: a count of units made anew, if it is wanted
 };
 
 struct Stage {

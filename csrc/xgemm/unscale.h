@@ -1,8 +1,9 @@
-// The epilogue of stages that multiply parts: undoing the rows' scales, and the elements that parts
-// cannot give.
+// The epilogue of stages that multiply parts: the certificate of each result, and undoing the rows'
+// scales.
 #pragma once
 
 #include <bit>
+#include <limits>
 #include <type_traits>
 
 #include "xgemm/copy.h"
@@ -23,22 +24,23 @@ __device__ __forceinline__ float unscale(float acc, int a, int b) {
 template <int kThreads, int kRows, int kColumns>
 struct TileScales {
   float rows[kRows], columns[kColumns];  // 2^-exponent
-  uint32_t doubts[kThreads / 32];  // by warp, what is not plain
+  uint32_t found[kThreads / 32];  // by warp: RangeFlags
+  Fate fates[kThreads / 32];  // by warp: the worst
 
-  // A thread's share of them, on their way: asked for long before they are needed, and left as they
-  // come, since whoever takes them apart waits for them.
+  // A thread's share of them, exponent and flags, on their way: asked for long before they are
+  // needed, and left as they come, since whoever takes them apart waits for them.
   static constexpr int kRowsEach = (kRows + kThreads - 1) / kThreads;
   static constexpr int kColumnsEach = (kColumns + kThreads - 1) / kThreads;
   struct Share {
     uint64_t rows[kRowsEach], columns[kColumnsEach];
   };
 
-  // Of [i, i + kRows) x [j, j + kColumns) of g.
+  // Of [i, i + kRows) x [j, j + kColumns) of g. Beyond the edge the last one is read again, so that
+  // the load needs no branch.
   __device__ static __forceinline__ Share fetch(const Gemm& g, const RowScale* rows_,
                                                 const RowScale* columns_, int64_t i, int64_t j,
                                                 int thread) {
     Share share;
-    // What does not exist has the last's, and waits for no comparison.
     const auto of = [](const RowScale* scales, int64_t at, int64_t all) {
       return *reinterpret_cast<const uint64_t*>(scales + min_of(at, all - 1));
     };
@@ -53,108 +55,120 @@ struct TileScales {
 
   // The threads meet before all of it is there.
   __device__ __forceinline__ void put(const Share& share, int64_t k, int thread) {
-    uint32_t doubt = 0;
+    uint32_t flags = k > kMostDepth ? uint32_t{kFar} : 0;
 #pragma unroll
     for (int n = 0; n < kRowsEach; ++n)
-      if (const int r = thread + n * kThreads; r < kRows)
-        doubt |= keep(rows[r], std::bit_cast<RowScale>(share.rows[n]));
+      if (const int r = thread + n * kThreads; r < kRows) flags |= keep(rows[r], share.rows[n]);
 #pragma unroll
     for (int n = 0; n < kColumnsEach; ++n)
       if (const int c = thread + n * kThreads; c < kColumns)
-        doubt |= keep(columns[c], std::bit_cast<RowScale>(share.columns[n]));
-    tell(doubt, k, thread);
-  }
-
-  // Both, one scale after another: for threads that have no registers to spare.
-  __device__ __forceinline__ void load(const Gemm& g, const RowScale* rows_,
-                                       const RowScale* columns_, int64_t i, int64_t j, int thread) {
-    uint32_t doubt = 0;
-#pragma unroll 1
-    for (int r = thread; r < kRows; r += kThreads)
-      doubt |= keep(rows[r], i + r < g.m ? rows_[i + r] : RowScale{});
-#pragma unroll 1
-    for (int c = thread; c < kColumns; c += kThreads)
-      doubt |= keep(columns[c], j + c < g.n ? columns_[j + c] : RowScale{});
-    tell(doubt, g.k, thread);
-  }
-
-  // Whether parts suffice for every pair of a row and a column, and two scales' product is exact:
-  // parts_suffice for all of them at once, and not for some that are rare.
-  __device__ __forceinline__ bool plain() const {
-    uint32_t doubt = 0;
+        flags |= keep(columns[c], share.columns[n]);
 #pragma unroll
-    for (const uint32_t d : doubts) doubt |= d;
-    return !(doubt & kFar) && (doubt & (kTiny | kRisky)) != (kTiny | kRisky);
+    for (int step = 16; step > 0; step /= 2) flags |= __shfl_xor_sync(0xffffffffu, flags, step);
+    if (thread % 32 == 0) found[thread / 32] = flags;
+  }
+
+  // Of all rows and columns: 0 means that the plain way is right for every pair.
+  __device__ __forceinline__ uint32_t flags() const {
+    uint32_t flags = 0;
+#pragma unroll
+    for (const uint32_t of_warp : found) flags |= of_warp;
+    return flags;
+  }
+
+  // The worst fate of all threads' results. They meet between the two.
+  __device__ __forceinline__ void vote(Fate worst, int thread) {
+    const auto most = static_cast<Fate>(__reduce_max_sync(0xffffffffu, static_cast<int>(worst)));
+    if (thread % 32 == 0) fates[thread / 32] = most;
+  }
+  __device__ __forceinline__ Fate worst() const {
+    Fate worst = Fate::stands;
+#pragma unroll
+    for (const Fate of_warp : fates) worst = of_warp > worst ? of_warp : worst;
+    return worst;
   }
 
  private:
-  static constexpr uint32_t kFar = 1, kTiny = 2, kRisky = 4;
-  static constexpr int kMostExponent = 60, kMostTop = 50, kDepth = 20;
-  static constexpr float kMostRisk = 0.5f;  // two such rows have 1, with which parts still suffice
-  static_assert(2 * kMostTop + kDepth < kOverflow);
+  static constexpr int64_t kMostDepth = int64_t{1} << 24;  // see kLeastExponent
 
-  __device__ static __forceinline__ uint32_t keep(float& undo, const RowScale& scale) {
-    undo = power_of_2(-scale.exponent);
-    return doubt_of(scale);
-  }
-
-  __device__ __forceinline__ void tell(uint32_t doubt, int64_t k, int thread) {
-    if (k > int64_t{1} << kDepth) doubt |= kFar;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) doubt |= __shfl_xor_sync(0xffffffffu, doubt, step);
-    if (thread % 32 == 0) doubts[thread / 32] = doubt;
-  }
-
-  __device__ static uint32_t doubt_of(const RowScale& s) {
-    const bool far = s.exponent < -kMostExponent || s.exponent > kMostExponent || s.top > kMostTop;
-    return (far ? kFar : 0) | (s.risk < 0.f ? kTiny : 0) | (fabsf(s.risk) > kMostRisk ? kRisky : 0);
+  __device__ static __forceinline__ uint32_t keep(float& undo, uint64_t scale) {
+    undo = power_of_2(-static_cast<int32_t>(scale));
+    return static_cast<uint32_t>(scale >> 32);
   }
 };
 
+// A product that FP32 elements give themselves: a row with one element but zeros, whose results are
+// single products, exact but for their rounding; an infinity, which all finite products leave as it
+// is; a NaN.
+__device__ __forceinline__ float given(const Gemm& g, const RowScale& a, const RowScale& b,
+                                       int64_t i, int64_t j) {
+  if ((a.flags | b.flags) & kNan) return std::numeric_limits<float>::quiet_NaN();
+  const bool of_a = a.flags & kInfinite, of_b = b.flags & kInfinite;
+  const uint32_t at = of_a || (!of_b && (a.flags & kSingle)) ? a.at : b.at;
+  if (at == kNowhere) return 0.f;
+  // The chain goes on with products that are 0, and ends with +0 where this one is -0.
+  const float product = fmaf(g.a(i, at), g.b(at, j), 0.f) + 0.f;
+  return of_a && of_b && a.at != b.at ? product + g.a(i, b.at) * g.b(b.at, j) : product;
+}
+
 // How tensor cores hold a tile of D: a thread has, of rows i and i + 8, pairs of neighbours 8
-// columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are unscaled,
-// go through the epilogue and are stored, as far as parts suffice; the others are computed as the
-// strict stages do. j is even.
-template <int kPairs>
+// columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are certified,
+// unscaled, go through the epilogue and are stored. j is even.
+template <Scheme S, int kPairs>
 struct PartsEpilogue {
   const Gemm& g;  // of one matrix of the batch, as the scales
   const RowScale *rows, *columns;
   int64_t i, j;
-  const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on, if all is plain
-  bool plain;  // TileScales
+  const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on
+  uint32_t flags;  // TileScales::flags
 
+  // The worst fate of the thread's results, where there are flags.
+  __device__ __forceinline__ Fate worst(const float (&acc)[4 * kPairs]) const {
+    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
+    Fate worst = Fate::stands;
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const RowScale column = columns[min_of(j + 8 * p + c, g.n - 1)];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (i + 8 * h >= g.m || j + 8 * p + c >= g.n) continue;
+          const Fate fate = fate_of(S, row[h], column, acc[4 * p + 2 * h + c]);
+          worst = fate > worst ? fate : worst;
+        }
+      }
+    return worst;
+  }
+
+  // Only if all of the tile's stand or are given.
   __device__ __forceinline__ void store(const float (&acc)[4 * kPairs]) const {
+    const bool plain = !(flags & ~uint32_t{kLossy});
     const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
-    const bool in_pairs = whole && plain && g.d.cs == 1 && g.d.rs % 2 == 0 &&
+    const bool in_pairs = whole && g.d.cs == 1 && g.d.rs % 2 == 0 &&
                           reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
     // The way of most tiles once more, without a jump: its code is fetched as it is run, and what a
     // jump leads to is not, at first.
-    if (kStraight && in_pairs && g.act == Act::none) [[likely]] {
+    if (kStraight && plain && in_pairs && g.act == Act::none) [[likely]] {
       if (g.beta == 0.f) return store_straight(acc, std::false_type());
       if (g.c.cs == 1 && g.c.rs % 2 == 0 && reinterpret_cast<uintptr_t>(g.c.data) % 8 == 0)
         return store_straight(acc, std::true_type());
     }
-    uint32_t missing = 0;
 #pragma unroll
     for (int run = 0; run < kPairs; run += kRun) {
-      const uint32_t exist = whole ? kEvery : existing(run);
+      uint32_t those = whole ? kEvery : existing(run);
       float x[4 * kRun];
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
-      const uint32_t right = plain ? exist : exist & unscale_each(x, run, exist);
       if (plain) unscale_all(x, run);
-      missing |= exist & ~right;
-      finish(x, run, right);
-      if (in_pairs) [[likely]]
+      else those &= unscale_each(x, run, those);
+      finish(x, run, those);
+      if (plain && in_pairs) [[likely]]
         store_pairs(x, run);
-      else store_each(x, run, right);
+      else store_each(x, run, those);
     }
-    if (!missing) return;
-#pragma unroll 1
-    for (int h = 0; h < 2; ++h)
-#pragma unroll 1
-      for (int p = 0; p < kPairs; p += kAnew / 2)
-        if (i + 8 * h < g.m) store_anew(i + 8 * h, j + 8 * p);
+    if (!plain) [[unlikely]]
+      store_given();
   }
 
  private:
@@ -201,24 +215,50 @@ struct PartsEpilogue {
     for (int e = 0; e < 4 * kRun; ++e) x[e] *= a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
   }
 
-  // For which of the `exist`ing ones parts suffice, a bit each.
+  // The same of rows that are not plain: those of the `exist`ing ones that stand, a bit each.
   __device__ __forceinline__ uint32_t unscale_each(float (&x)[4 * kRun], int run,
                                                    uint32_t exist) const {
     const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
-    const int depth = depth_of(g.k);
-    uint32_t right = 0;
+    uint32_t stand = 0;
 #pragma unroll
     for (int e = 0; e < 4 * kRun; ++e) {
       if (!(exist >> e & 1)) continue;
       const RowScale &a = row[e / 2 % 2], b = columns[j + 8 * run + column_of(e)];
-      if (parts_suffice(a, b, depth)) right |= 1u << e;
+      if (fate_of(S, a, b, x[e]) == Fate::stands) stand |= 1u << e;
       x[e] = unscale(x[e], a.exponent, b.exponent);
     }
-    return right;
+    return stand;
   }
 
-  // Gemm::finish of all elements that are `right`.
-  __device__ __forceinline__ void finish(float (&x)[4 * kRun], int run, uint32_t right) const {
+  // Those that are given, some at a time so that their elements are asked for together.
+  __device__ __forceinline__ void store_given() const {
+    constexpr int kAtOnce = kPairs < 4 ? kPairs : 4;
+#pragma unroll 1
+    for (int64_t r = i; r < i + 16 && r < g.m; r += 8) {
+      const RowScale row = rows[r];
+#pragma unroll 1
+      for (int64_t c = j; c < j + 8 * kPairs; c += 8 * kAtOnce) {
+        float x[2 * kAtOnce];
+        uint32_t those = 0;
+#pragma unroll
+        for (int e = 0; e < 2 * kAtOnce; ++e) {
+          const int64_t column = c + e / 2 * 8 + e % 2;
+          if (column >= g.n) continue;
+          const RowScale b = columns[column];
+          // Of what is worse no tile gets here.
+          if (fate_of(S, row, b, INFINITY) != Fate::given) continue;
+          x[e] = given(g, row, b, r, column);
+          those |= 1u << e;
+        }
+#pragma unroll
+        for (int e = 0; e < 2 * kAtOnce; ++e)
+          if (those >> e & 1) g.store(r, c + e / 2 * 8 + e % 2, x[e]);
+      }
+    }
+  }
+
+  // Gemm::finish of all elements that `exist`.
+  __device__ __forceinline__ void finish(float (&x)[4 * kRun], int run, uint32_t exist) const {
     if (g.beta == 0.f) {
 #pragma unroll
       for (float& each : x) each = g.without_c(each);
@@ -226,7 +266,7 @@ struct PartsEpilogue {
       float c[4 * kRun];
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e)
-        c[e] = right >> e & 1 ? g.c(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) : 0.f;
+        c[e] = exist >> e & 1 ? g.c(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) : 0.f;
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e) x[e] = g.with_c(x[e], c[e]);
     }
@@ -243,38 +283,10 @@ struct PartsEpilogue {
   }
 
   __device__ __forceinline__ void store_each(const float (&x)[4 * kRun], int run,
-                                             uint32_t right) const {
+                                             uint32_t exist) const {
 #pragma unroll
     for (int e = 0; e < 4 * kRun; ++e)
-      if (right >> e & 1) g.d(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) = x[e];
-  }
-
-  // What parts did not suffice for of kAnew columns of a row, by FP32 chains side by side.
-  static constexpr int kAnew = kPairs < 8 ? kPairs : 8;
-  __device__ __forceinline__ void store_anew(int64_t r, int64_t c) const {
-    const RowScale row = rows[r];
-    const float* b[kAnew];
-    bool missing[kAnew], any = false;
-#pragma unroll
-    for (int e = 0; e < kAnew; ++e) {
-      const int64_t column = c + e / 2 * 8 + e % 2;
-      const bool exists = column < g.n;
-      missing[e] = exists && !parts_suffice(row, columns[column], depth_of(g.k));
-      any |= missing[e];
-      b[e] = g.b.ptr(0, exists ? column : 0);
-    }
-    if (!any) return;
-    float acc[kAnew] = {};
-    const float* a = g.a.ptr(r, 0);
-#pragma unroll 4
-    for (int64_t k = 0; k < g.k; ++k) {
-      const float x = a[k * g.a.cs];
-#pragma unroll
-      for (int e = 0; e < kAnew; ++e) acc[e] = fmaf(x, b[e][k * g.b.rs], acc[e]);
-    }
-#pragma unroll
-    for (int e = 0; e < kAnew; ++e)
-      if (missing[e]) g.store(r, c + e / 2 * 8 + e % 2, acc[e]);
+      if (exist >> e & 1) g.d(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) = x[e];
   }
 };
 

@@ -8,6 +8,7 @@
 #include "xgemm/host/machine.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/limits.h"
+#include "xgemm/recompute_counter.h"
 #include "xgemm/select.h"
 
 namespace xgemm::simt {
@@ -39,6 +40,9 @@ std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& 
   if (!packs)
     all.emplace_back("D", g.d.data, true,
                      std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
+  if (context.recomputed)
+    all.emplace_back("the count of units made anew", context.recomputed, true,
+                     std::vector<Operand::Axis>{{1, 1}});
   const auto floats = static_cast<int64_t>(context.workspace_bytes / 4);
   if (floats)
     all.emplace_back("the workspace", context.workspace, true,
@@ -76,7 +80,11 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b) {
   require(stage, g, device);
   int row = forced_row(stage, device);
   if (row < 0) row = Selector({&stage, 1}).row(stage, g, device);
-  watch(stage.run, stage, g, {.device = device, .row = row, .packed_b = packed_b});
+  watch(stage.run, stage, g,
+        {.device = device,
+         .row = row,
+         .packed_b = packed_b,
+         .recomputed = recompute_counter(kHostCounter)});
 }
 
 void pack_watched(const Stage& stage, const Gemm& g, void* packed_b) {

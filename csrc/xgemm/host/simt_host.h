@@ -151,6 +151,7 @@ void copy_wait(int groups_left, Site at);
 
 // On global memory.
 void atomic_max(uint32_t* p, uint32_t x);
+void atomic_add(uint32_t* p, uint32_t x);
 
 // Between the blocks of a launch that is `in_order`: ptx.h says what they do.
 void signal(uint32_t* flag, Site site);
