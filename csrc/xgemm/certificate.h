@@ -34,7 +34,7 @@ constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kB
 // Why a row may need more than the plain epilogue.
 enum RangeFlags : uint32_t {
   kLossy = 1,  // has elements below Scheme::tiny, but zeros
-  kSingle = 2,  // has one element but zeros, at RowScale::at, or none
+  kSingle = 2,  // has one element but zeros, at RowScale::at
   kInfinite = 4,  // has one infinity, at RowScale::at, and no NaN
   kInfinities = 8,  // has several
   kNan = 16,
@@ -46,9 +46,11 @@ struct alignas(16) RowScale {
   int32_t exponent = 0;  // t = x * 2^exponent
   uint32_t flags = 0;  // RangeFlags
   float norm = 0.f;  // 2-norm of its finite t: an upper bound, a few percent above
-  uint32_t at = 0;  // the k of its only element (kSingle; kNowhere: of none) or infinity
+  uint32_t at = 0;  // the k of its only element (kSingle) or infinity (kInfinite)
 };
-constexpr uint32_t kNowhere = UINT32_MAX;
+
+// Rows whose results FP32 elements give.
+constexpr uint32_t kGivenFlags = kSingle | kInfinite | kNan;
 
 // Exponents of rows with which two scales' product is exact and no sum overflows: |t| < 2^15, K up
 // to 2^24.
@@ -67,26 +69,35 @@ enum class Fate : int {
 // deviation `lost`, B's column weighs them by its elements: as roundings are independent, the
 // result loses lost * |b|, likewise of the column's. Where that is at most a unit in the last place
 // of |C|, which is at most |A||B|, five standard deviations are five units, within the contract's
-// eight. What all other elements lose is in proportion to each product.
-XGEMM_HD float least_certain(const Scheme& s, const RowScale& a, const RowScale& b) {
-  const float unit = s.lost * 0x1p24f;
-  return ((a.flags & kLossy) ? unit * b.norm : 0.f) + ((b.flags & kLossy) ? unit * a.norm : 0.f);
+// eight. What all other elements lose is in proportion to each product. So of each row two numbers
+// make a threshold: loss_a * norm_b + norm_a * loss_b. A row that is given has neither.
+struct Doubt {
+  float loss, norm;
+};
+XGEMM_HD Doubt doubt_of(const Scheme& s, uint32_t flags, float norm) {
+  if (flags & kGivenFlags) return {0.f, 0.f};
+  return {(flags & kLossy) ? s.lost * 0x1p24f : 0.f, norm};
+}
+XGEMM_HD bool is_certain(const Doubt& a, const Doubt& b, float acc) {
+  return fabsf(acc) >= fmaf(a.loss, b.norm, a.norm * b.loss);
 }
 
-// By Cauchy-Schwarz no partial sum of the chain exceeds |a||b|.
-XGEMM_HD bool may_overflow(const RowScale& a, const RowScale& b) {
+// Whether only the chain can tell. By Cauchy-Schwarz no partial sum of it exceeds |a||b|.
+XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
+  const uint32_t any = a.flags | b.flags;
+  if (any & kNan) return false;
+  if (any & kInfinities) return true;
   const float most = a.norm * b.norm;  // scaled; below 2^64 for any K
-  return most > 0.f && std::ilogb(most) - a.exponent - b.exponent >= 126;
+  return (any & kFar) && most > 0.f && std::ilogb(most) - a.exponent - b.exponent >= 126;
 }
 
 // `acc`: the product of parts, still scaled.
 XGEMM_HD Fate fate_of(const Scheme& s, const RowScale& a, const RowScale& b, float acc) {
-  const uint32_t any = a.flags | b.flags;
-  if (any & kNan) return Fate::given;
-  if ((any & kFar) && may_overflow(a, b)) return Fate::chained;
-  if (any & kInfinities) return Fate::chained;
-  if (any & (kInfinite | kSingle)) return Fate::given;
-  return fabsf(acc) >= least_certain(s, a, b) ? Fate::stands : Fate::recomputed;
+  if (needs_chain(a, b)) return Fate::chained;
+  if ((a.flags | b.flags) & kGivenFlags) return Fate::given;
+  return is_certain(doubt_of(s, a.flags, a.norm), doubt_of(s, b.flags, b.norm), acc)
+             ? Fate::stands
+             : Fate::recomputed;
 }
 
 }  // namespace xgemm

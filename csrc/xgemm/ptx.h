@@ -168,6 +168,13 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   return x;
 }
 
+// No load moves over it, which would take registers.
+__device__ __forceinline__ void keep_order() {
+#ifdef __CUDACC__
+  asm volatile("" ::: "memory");
+#endif
+}
+
 // The least of three.
 __device__ __forceinline__ uint32_t min3_u32(uint32_t x, uint32_t y, uint32_t z) {
 #ifdef __CUDACC__

@@ -182,7 +182,7 @@ inline RecomputePlan plan_recompute(const Gemm& g, int columns, size_t used, siz
   job.counter = context.recomputed;
   job.map.units_m = ceil_div(g.m, kUnitRows), job.map.units_n = ceil_div(g.n, columns);
   job.map.units = job.map.units_m * job.map.units_n * g.batch;
-  const int64_t shares = ceil_div(g.k, kLeastRecomputeShare), blocks = 2 * context.device.sm_count;
+  const int64_t shares = ceil_div(g.k, kLeastRecomputeShare), blocks = int64_t{kRecomputeTile<128>.min_blocks} * context.device.sm_count;
   if (shares > 1)
     job.slots = static_cast<uint32_t>(
         std::min(blocks, job.map.units > blocks ? blocks : job.map.units * shares));

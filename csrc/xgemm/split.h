@@ -27,7 +27,7 @@ struct Parts {
 
 // Why k could not be told in 32 bits, or null.
 inline const char* too_deep_to_split(const Gemm& g) {
-  return g.k >= int64_t{kNowhere} ? "splits rows of fewer than 2^32 elements of K" : nullptr;
+  return g.k > int64_t{UINT32_MAX} ? "splits rows of fewer than 2^32 elements of K" : nullptr;
 }
 
 // More than any memory: what sizes beyond 64 bits come to. Operands with strides of 0 need no

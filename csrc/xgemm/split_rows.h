@@ -143,7 +143,7 @@ __device__ __forceinline__ RowScale scale_of(int exponent, const uint32_t (&sums
   s.exponent = exponent;
   s.norm = 1.01f * sqrtf(static_cast<float>(sums[0]) * power_of_2(RowSeen::unit(k)));
   if (tiny) s.flags |= kLossy;
-  if (elements <= 1) s.flags |= kSingle, s.at = elements ? sums[3] : kNowhere;
+  if (elements == 1) s.flags |= kSingle, s.at = sums[3];
   if (nan) s.flags |= kNan;
   else if (infinities > 1) s.flags |= kInfinities;
   else if (infinities) s.flags |= kInfinite, s.at = sums[4];

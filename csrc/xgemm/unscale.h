@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "xgemm/copy.h"
+#include "xgemm/ptx.h"
 #include "xgemm/split.h"
 
 namespace xgemm {
@@ -24,7 +24,8 @@ __device__ __forceinline__ float unscale(float acc, int a, int b) {
 template <int kThreads, int kRows, int kColumns>
 struct TileScales {
   float rows[kRows], columns[kColumns];  // 2^-exponent
-  uint32_t found[kThreads / 32];  // by warp: RangeFlags
+  uint32_t found[kThreads / 32];  // by warp: RangeFlags of any ...
+  uint32_t rows_given[kThreads / 32];  // ... and whether all its rows are given: see all_given
   Fate fates[kThreads / 32];  // by warp: the worst
 
   // A thread's share of them, exponent and flags, on their way: asked for long before they are
@@ -56,16 +57,22 @@ struct TileScales {
   // The threads meet before all of it is there.
   __device__ __forceinline__ void put(const Share& share, int64_t k, int thread) {
     uint32_t flags = k > kMostDepth ? uint32_t{kFar} : 0;
+    bool given = true;
 #pragma unroll
     for (int n = 0; n < kRowsEach; ++n)
-      if (const int r = thread + n * kThreads; r < kRows) flags |= keep(rows[r], share.rows[n]);
+      if (const int r = thread + n * kThreads; r < kRows) {
+        const uint32_t of_row = keep(rows[r], share.rows[n]);
+        flags |= of_row;
+        given &= (of_row & kGivenFlags) != 0;
+      }
 #pragma unroll
     for (int n = 0; n < kColumnsEach; ++n)
       if (const int c = thread + n * kThreads; c < kColumns)
         flags |= keep(columns[c], share.columns[n]);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) flags |= __shfl_xor_sync(0xffffffffu, flags, step);
-    if (thread % 32 == 0) found[thread / 32] = flags;
+    const bool all = __all_sync(0xffffffffu, given);
+    if (thread % 32 == 0) found[thread / 32] = flags, rows_given[thread / 32] = all;
   }
 
   // Of all rows and columns: 0 means that the plain way is right for every pair.
@@ -74,6 +81,14 @@ struct TileScales {
 #pragma unroll
     for (const uint32_t of_warp : found) flags |= of_warp;
     return flags;
+  }
+
+  // Whether all rows are given, so that no product of parts is stored.
+  __device__ __forceinline__ bool all_given() const {
+    bool all = true;
+#pragma unroll
+    for (const uint32_t of_warp : rows_given) all &= of_warp != 0;
+    return all;
   }
 
   // The worst fate of all threads' results. They meet between the two.
@@ -105,11 +120,65 @@ __device__ __forceinline__ float given(const Gemm& g, const RowScale& a, const R
   if ((a.flags | b.flags) & kNan) return std::numeric_limits<float>::quiet_NaN();
   const bool of_a = a.flags & kInfinite, of_b = b.flags & kInfinite;
   const uint32_t at = of_a || (!of_b && (a.flags & kSingle)) ? a.at : b.at;
-  if (at == kNowhere) return 0.f;
   // The chain goes on with products that are 0, and ends with +0 where this one is -0.
   const float product = fmaf(g.a(i, at), g.b(at, j), 0.f) + 0.f;
   return of_a && of_b && a.at != b.at ? product + g.a(i, b.at) * g.b(b.at, j) : product;
 }
+
+// A tile whose rows or columns are not all plain, by kThreads threads: each has a column and looks
+// at some rows at a time, so that loads are coalesced and under way together, and code is short,
+// which where it is rare is fetched from memory first.
+template <int kThreads, int kRows, int kColumns>
+struct PairLoop {
+  static constexpr int kStep = kThreads / kColumns, kAtOnce = 8 / kStep;
+  static_assert(kThreads % kColumns == 0 && kRows % (kStep * kAtOnce) == 0);
+  const Gemm& g;  // of one matrix of the batch, as the scales
+  const RowScale *rows, *columns;
+  int64_t i, j;  // of the tile
+  int thread;
+
+  // visit(row's scale, column's, row, column) for each pair that there is, kAtOnce of them unrolled;
+  // then flush() for those.
+  template <class Visit, class Flush>
+  __device__ __forceinline__ void run(const Visit& visit, const Flush& flush) const {
+    const int64_t column = j + thread % kColumns;
+    if (column >= g.n) return;
+    const RowScale b = columns[column];
+#pragma unroll 1
+    for (int64_t r = i + thread / kColumns; r < i + kRows; r += kStep * kAtOnce) {
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e)
+        if (const int64_t row = r + e * kStep; row < g.m) visit(e, rows[row], b, row, column);
+      flush(r, column);
+    }
+  }
+
+  __device__ __forceinline__ bool some_need_chains() const {
+    bool some = false;
+    run([&](int, const RowScale& a, const RowScale& b, int64_t,
+            int64_t) { some |= needs_chain(a, b); },
+        [](int64_t, int64_t) {});
+    return some;
+  }
+
+  // Those that are given, through the epilogue.
+  __device__ __forceinline__ void store_given() const {
+    float x[kAtOnce];
+    uint32_t those = 0;
+    run(
+        [&](int e, const RowScale& a, const RowScale& b, int64_t row, int64_t column) {
+          if (!((a.flags | b.flags) & kGivenFlags)) return;
+          x[e] = given(g, a, b, row, column);
+          those |= 1u << e;
+        },
+        [&](int64_t r, int64_t column) {
+#pragma unroll
+          for (int e = 0; e < kAtOnce; ++e)
+            if (those >> e & 1) g.store(r + e * kStep, column, x[e]);
+          those = 0;
+        });
+  }
+};
 
 // How tensor cores hold a tile of D: a thread has, of rows i and i + 8, pairs of neighbours 8
 // columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are certified,
@@ -122,53 +191,54 @@ struct PartsEpilogue {
   const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on
   uint32_t flags;  // TileScales::flags
 
-  // The worst fate of the thread's results, where there are flags.
-  __device__ __forceinline__ Fate worst(const float (&acc)[4 * kPairs]) const {
-    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
-    Fate worst = Fate::stands;
+  // Whether some result of the thread's is not certain.
+  __device__ __forceinline__ bool uncertain(const float (&acc)[4 * kPairs]) const {
+    Doubt row[2];
 #pragma unroll
-    for (int p = 0; p < kPairs; ++p)
+    for (int h = 0; h < 2; ++h) {
+      const RowScale& a = rows[min_of(i + 8 * h, g.m - 1)];
+      row[h] = i + 8 * h < g.m ? doubt_of(S, a.flags, a.norm) : Doubt{0.f, 0.f};
+    }
+    bool some = false;
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const RowScale column = columns[min_of(j + 8 * p + c, g.n - 1)];
+    for (int c = 0; c < 2 * kPairs; ++c) {
+      if (c % 8 == 0) keep_order();  // loads of eight are under way together, for want of registers
+      const int64_t at = j + c / 2 * 8 + c % 2;
+      const RowScale& b = columns[min_of(at, g.n - 1)];
+      const Doubt column = at < g.n ? doubt_of(S, b.flags, b.norm) : Doubt{0.f, 0.f};
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          if (i + 8 * h >= g.m || j + 8 * p + c >= g.n) continue;
-          const Fate fate = fate_of(S, row[h], column, acc[4 * p + 2 * h + c]);
-          worst = fate > worst ? fate : worst;
-        }
-      }
-    return worst;
+      for (int h = 0; h < 2; ++h)
+        some |= !is_certain(row[h], column, acc[c / 2 * 4 + 2 * h + c % 2]);
+    }
+    return some;
   }
 
-  // Only if all of the tile's stand or are given.
+  // Those that are not given.
   __device__ __forceinline__ void store(const float (&acc)[4 * kPairs]) const {
-    const bool plain = !(flags & ~uint32_t{kLossy});
+    if (flags & ~uint32_t{kLossy}) [[unlikely]]
+      return store_some(acc);
     const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
     const bool in_pairs = whole && g.d.cs == 1 && g.d.rs % 2 == 0 &&
                           reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
     // The way of most tiles once more, without a jump: its code is fetched as it is run, and what a
     // jump leads to is not, at first.
-    if (kStraight && plain && in_pairs && g.act == Act::none) [[likely]] {
+    if (kStraight && in_pairs && g.act == Act::none) [[likely]] {
       if (g.beta == 0.f) return store_straight(acc, std::false_type());
       if (g.c.cs == 1 && g.c.rs % 2 == 0 && reinterpret_cast<uintptr_t>(g.c.data) % 8 == 0)
         return store_straight(acc, std::true_type());
     }
 #pragma unroll
     for (int run = 0; run < kPairs; run += kRun) {
-      uint32_t those = whole ? kEvery : existing(run);
+      const uint32_t exist = whole ? kEvery : existing(run);
       float x[4 * kRun];
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
-      if (plain) unscale_all(x, run);
-      else those &= unscale_each(x, run, those);
-      finish(x, run, those);
-      if (plain && in_pairs) [[likely]]
+      unscale_all(x, run);
+      finish(x, run, exist);
+      if (in_pairs) [[likely]]
         store_pairs(x, run);
-      else store_each(x, run, those);
+      else store_each(x, run, exist);
     }
-    if (!plain) [[unlikely]]
-      store_given();
   }
 
  private:
@@ -215,46 +285,23 @@ struct PartsEpilogue {
     for (int e = 0; e < 4 * kRun; ++e) x[e] *= a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
   }
 
-  // The same of rows that are not plain: those of the `exist`ing ones that stand, a bit each.
-  __device__ __forceinline__ uint32_t unscale_each(float (&x)[4 * kRun], int run,
-                                                   uint32_t exist) const {
+  // Where some rows are not plain: element after element, from memory of the thread's own, since
+  // registers have no index. Code that is rare is to be short: it is fetched before it is run.
+  __device__ __forceinline__ void store_some(const float (&acc)[4 * kPairs]) const {
+    constexpr int kAtOnce = kPairs < 2 ? 4 * kPairs : 8;
+    float all[4 * kPairs];
+#pragma unroll
+    for (int e = 0; e < 4 * kPairs; ++e) all[e] = acc[e];
     const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
-    uint32_t stand = 0;
-#pragma unroll
-    for (int e = 0; e < 4 * kRun; ++e) {
-      if (!(exist >> e & 1)) continue;
-      const RowScale &a = row[e / 2 % 2], b = columns[j + 8 * run + column_of(e)];
-      if (fate_of(S, a, b, x[e]) == Fate::stands) stand |= 1u << e;
-      x[e] = unscale(x[e], a.exponent, b.exponent);
-    }
-    return stand;
-  }
-
-  // Those that are given, some at a time so that their elements are asked for together.
-  __device__ __forceinline__ void store_given() const {
-    constexpr int kAtOnce = kPairs < 4 ? kPairs : 4;
 #pragma unroll 1
-    for (int64_t r = i; r < i + 16 && r < g.m; r += 8) {
-      const RowScale row = rows[r];
-#pragma unroll 1
-      for (int64_t c = j; c < j + 8 * kPairs; c += 8 * kAtOnce) {
-        float x[2 * kAtOnce];
-        uint32_t those = 0;
+    for (int first = 0; first < 4 * kPairs; first += kAtOnce)
 #pragma unroll
-        for (int e = 0; e < 2 * kAtOnce; ++e) {
-          const int64_t column = c + e / 2 * 8 + e % 2;
-          if (column >= g.n) continue;
-          const RowScale b = columns[column];
-          // Of what is worse no tile gets here.
-          if (fate_of(S, row, b, INFINITY) != Fate::given) continue;
-          x[e] = given(g, row, b, r, column);
-          those |= 1u << e;
-        }
-#pragma unroll
-        for (int e = 0; e < 2 * kAtOnce; ++e)
-          if (those >> e & 1) g.store(r, c + e / 2 * 8 + e % 2, x[e]);
+      for (int e = 0; e < kAtOnce; ++e) {
+        const int64_t r = i + e / 2 % 2 * 8, c = j + (first + e) / 4 * 8 + e % 2;
+        const RowScale &a = row[e / 2 % 2], &b = columns[min_of(c, g.n - 1)];
+        if (!((a.flags | b.flags) & kGivenFlags))
+          g.store(r, c, unscale(all[first + e], a.exponent, b.exponent));
       }
-    }
   }
 
   // Gemm::finish of all elements that `exist`.

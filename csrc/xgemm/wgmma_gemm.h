@@ -144,14 +144,27 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
       .undo_rows = scales.rows + row,
       .undo_columns = scales.columns + tx,
       .flags = scales.flags()};
+  const PairLoop<kWarpgroup, 64, T.BN> pairs{.g = g,
+                                             .rows = epilogue.rows,
+                                             .columns = epilogue.columns,
+                                             .i = o.i + group * 64,
+                                             .j = o.j,
+                                             .thread = thread};
+  const uint32_t flags = epilogue.flags;
   Fate worst = Fate::stands;
-  if (epilogue.flags) [[unlikely]] {
-    scales.vote(epilogue.worst(sum), thread);
+  if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
+    if ((flags & kLossy) && epilogue.uncertain(sum)) worst = Fate::recomputed;
+    if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
+    scales.vote(worst, thread);
     named_barrier(1 + group, kWarpgroup);
     worst = scales.worst();
   }
   if (thread == 0) job.map.mark(g, z, o.i + group * 64, o.j, T.BN, worst);
-  if (worst < Fate::recomputed) epilogue.store(sum);
+  if (worst >= Fate::recomputed) return;
+  if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
+    epilogue.store(sum);
+  if (flags & kGivenFlags) [[unlikely]]
+    pairs.store_given();
 }
 
 // Leaves the sums of `group` of a block for the owner of their tile, which is block `owner`.

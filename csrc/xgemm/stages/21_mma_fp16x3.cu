@@ -62,12 +62,20 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
                                       .undo_columns = scales.columns + column,
                                       .flags = flags};
   };
+  const PairLoop<T.threads(), T.BM, T.BN> pairs{.g = g,
+                                                .rows = rows,
+                                                .columns = columns,
+                                                .i = o.i,
+                                                .j = o.j,
+                                                .thread = static_cast<int>(threadIdx.x)};
   // A tile's units are made anew together.
   Fate worst = Fate::stands;
-  if (flags) [[unlikely]] {
+  if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
+    if (flags & kLossy)
 #pragma unroll
-    for (int i = 0; i < T.WM / 16; ++i)
-      if (const Fate fate = epilogue(i).worst(sum[i]); fate > worst) worst = fate;
+      for (int i = 0; i < T.WM / 16; ++i)
+        if (epilogue(i).uncertain(sum[i])) worst = Fate::recomputed;
+    if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
     scales.vote(worst, threadIdx.x);
     __syncthreads();
     worst = scales.worst();
@@ -77,6 +85,8 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   if (worst >= Fate::recomputed) return;
 #pragma unroll
   for (int i = 0; i < T.WM / 16; ++i) epilogue(i).store(sum[i]);
+  if (flags & kGivenFlags) [[unlikely]]
+    pairs.store_given();
 }
 
 constexpr int kCluster = 1;  // of the split: sm_80 has none
