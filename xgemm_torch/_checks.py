@@ -285,6 +285,30 @@ def check(
     return shape
 
 
+def storage(name: str, arg: str, t: Any) -> None:
+    """Check that an operand's storage holds all that its view reaches.
+
+    Operands that have no storage of their own, as those of fakes and of transforms, are not looked
+    at.
+
+    Raises:
+        ValueError: it does not, as after ``untyped_storage().resize_(0)``.
+    """
+    if type(t) not in (Tensor, torch.nn.Parameter) or t.is_meta or t.numel() == 0:
+        return
+    try:
+        have = t.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return
+    last = sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
+    need = (t.storage_offset() + last + 1) * t.element_size()
+    if have < need:
+        raise ValueError(
+            f"{name}: {arg}'s storage has {have} bytes, its view needs {need}: "
+            "was it freed (untyped_storage().resize_(0))?"
+        )
+
+
 def takes(name: str, out: Any, result: Tensor) -> None:
     """Check that ``result`` may be copied to ``out`` as if it had been written there.
 

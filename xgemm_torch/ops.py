@@ -485,6 +485,9 @@ def _raise_as_python(
             refuse_grad(*operands, flags["out"], call)
         elif "aoti_torch_empty_strided" in str(error):
             operands[0].new_empty(shape)
+        elif "'s storage has" in str(error):
+            for arg, t in zip((call.a, call.b, call.c), operands, strict=False):
+                _checks.storage(call.name, arg, t)
     except (TypeError, ValueError, RuntimeError) as known:
         raise known from None
 
