@@ -242,6 +242,13 @@ PyObject* py_simt_probes(PyObject*, PyObject*) {
   return text([] {
     std::vector<std::string> all;
     for (const simt::ProbeName& p : simt::probes())
+PyObject* py_simt_known_places(PyObject*, PyObject*) {
+  return text([] {
+    std::vector<std::string> all;
+    for (const std::string& place : simt::known_places()) all.push_back(quoted(place));
+    return list(all);
+  });
+}
       all.push_back(list({quoted(p.name), p.faulty ? "true" : "false"}));
     return list(all);
   });
@@ -450,6 +457,8 @@ PyMethodDef methods[] = {
     {"simt_from_halves", py_simt_from_halves, METH_VARARGS,
      "simt_from_halves(bf16, numbers of 16 bits) -> float32 ones; all as bytes."},
     {"simt_tensor_core_step", py_simt_tensor_core_step, METH_VARARGS,
+    {"simt_known_places", py_simt_known_places, METH_NOARGS,
+     "The places of all sites that have run, forgotten or not, as JSON."},
      "simt_tensor_core_step(bf16, a, b, acc) -> m x n float32 numbers; all as bytes."},
     {"simt_probes", py_simt_probes, METH_NOARGS,
      "Names of the probes and whether they have a planted fault, as JSON."},

@@ -28,6 +28,9 @@ enum class Fault {
   too_many_arrivals,
   too_few_arrivals,
   no_wgmma_wait,
+  no_register_fence,
+  first_register_fence_only,
+  early_register_fence,
   no_commit,
   early_release,
   left_behind,
@@ -101,7 +104,9 @@ __global__ void product(const Gemm g, const TensorMap x, const TensorMap y) {
       const uint64_t a = wgmma_descriptor<kRow>(&ring.x[s]);
       const uint64_t b =
           wgmma_descriptor<kRow>(&ring.y[s]) ^ (is(Fault::wrong_stride) ? 0x60ull << 32 : 0);
-      wgmma_fence();
+      if (!is(Fault::no_register_fence) && !(is(Fault::first_register_fence_only) && slice > 0))
+        wgmma_fence();
+      if (is(Fault::early_register_fence)) acc[kN / 2 - 1] = 0.f;
       for (int step = 0; step < kDepth / 16; ++step) {
         const uint64_t k = step * kDescriptorK16;
         wgmma<Half::fp16>(acc, a + (is(Fault::wrong_step) ? 0 : k), b + k, step > 0);
@@ -274,6 +279,9 @@ constexpr ProductProbe kProbes[] = {
     probe_of<Fault::too_few_arrivals>("too_few_arrivals"),
     probe_of<Fault::no_wgmma_wait>("missing_wgmma_wait"),
     probe_of<Fault::no_commit>("missing_wgmma_commit"),
+    probe_of<Fault::no_register_fence>("missing_wgmma_register_fence"),
+    probe_of<Fault::first_register_fence_only>("accumulators_read_after_their_fence"),
+    probe_of<Fault::early_register_fence>("accumulators_written_after_their_fence"),
     probe_of<Fault::early_release>("early_release"),
     probe_of<Fault::left_behind>("wgmma_left_behind"),
     probe_of<Fault::misaligned_box>("misaligned_box"),
