@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .registry import stages
+from .registry import left_out, stages
 
 PRECISIONS = ("fp32", "ieee")
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
+# Stages that could not be registered, and why.
+_LEFT_OUT = left_out()
 # Stages that do not keep what precision="ieee" promises.
 _OTHER_BITS = frozenset(stage.name for stage in stages() if not stage.strict)
 
@@ -125,6 +127,11 @@ def flag(name: str, arg: str, value: Any) -> None:
         raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
 
 
+def left_out_words(name: str, stage: str) -> str:
+    """What is said of a stage that could not be registered."""
+    return f"{name}: {stage} is left out of this build: {_LEFT_OUT[stage]}"
+
+
 def check_options(
     name: str, kernels: tuple[str, ...], kernel: Any, precision: Any, activation: Any = "none"
 ) -> None:
@@ -148,6 +155,8 @@ def check_options(
                 f"{name}: kernel must be 'auto' or '{name}' here, got '{kernel}'; "
                 "torch.ops.xgemm.sgemm takes any"
             )
+        if kernel in _LEFT_OUT:
+            raise RuntimeError(left_out_words(name, kernel))
         raise ValueError(f"{name}: no kernel named '{kernel}'; there are: {', '.join(kernels)}")
     stage = name if kernel == "auto" else kernel
     if precision == "ieee" and stage in _OTHER_BITS:

@@ -225,6 +225,9 @@ const Stage* named(const std::string& op, const std::string& kernel, Flavour fla
   const std::string& name = any ? kernel : op;
   if (name == "auto") return nullptr;
   if (const Stage* s = find_stage(flavour, name)) return s;
+  for (const Flavour each : {flavour, Flavour::host})
+    if (const StageFault* f = find_fault(each, name))
+      throw std::runtime_error(op + ": " + name + " is left out of this build: " + f->why);
   if (find_stage(Flavour::host, name))
     throw std::runtime_error(
         op + ": this build of xgemm_torch has no CUDA kernels" +
@@ -589,8 +592,6 @@ void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
-constexpr size_t kMostStages = 64;
-
 template <size_t... I>
 constexpr std::array<Boxed, sizeof...(I)> boxed(std::index_sequence<I...>) {
   return {&stage_op<I>...};
@@ -602,8 +603,6 @@ void register_kernels() {
   using torch::stable::detail::StableLibrary;
   static constexpr auto table = boxed(std::make_index_sequence<kMostStages>());
   const auto& all = stages(Flavour::host);
-  if (all.size() > kMostStages)
-    throw std::logic_error("xgemm: more stages than kMostStages in csrc/torch/ops.cpp");
   static bool done = false;
   if (done) return;
   done = true;
