@@ -80,6 +80,15 @@ std::string stages_json() {
   return list(rows);
 }
 
+std::string faults_json() {
+  std::vector<std::string> rows;
+  for (const StageFault& f : stage_faults())
+    rows.push_back("{\"name\":" + quoted(f.name) + ",\"rung\":" + std::to_string(f.rung) +
+                   ",\"flavour\":" + quoted(f.flavour == Flavour::host ? "host" : "cuda") +
+                   ",\"why\":" + quoted(f.why) + "}");
+  return list(rows);
+}
+
 std::string build_json() {
   return std::string("{\"cuda\":") + (XGEMM_WITH_CUDA ? "true" : "false") +
          ",\"cuda_version\":" + quoted(XGEMM_BUILD_CUDA_VERSION) +
@@ -224,12 +233,20 @@ PyObject* text(F f) {
 }
 
 PyObject* py_stages(PyObject*, PyObject*) { return text(stages_json); }
+PyObject* py_stage_faults(PyObject*, PyObject*) { return text(faults_json); }
 PyObject* py_build_info(PyObject*, PyObject*) { return text(build_json); }
 PyObject* py_simt_sites(PyObject*, PyObject*) {
   return text([] {
     std::vector<std::string> all;
     for (const simt::SyncSite& s : simt::sites())
       all.push_back(list({quoted(simt::kSync[static_cast<int>(s.kind)]), quoted(s.place)}));
+    return list(all);
+  });
+}
+PyObject* py_simt_known_places(PyObject*, PyObject*) {
+  return text([] {
+    std::vector<std::string> all;
+    for (const std::string& place : simt::known_places()) all.push_back(quoted(place));
     return list(all);
   });
 }
@@ -435,6 +452,7 @@ PyObject* py_count_recomputed(PyObject*, PyObject* args) {
 
 PyMethodDef methods[] = {
     {"stages", py_stages, METH_NOARGS, "The registry, as JSON."},
+    {"stage_faults", py_stage_faults, METH_NOARGS, "Stages that were left out, and why, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
     {"register_kernels", py_register_kernels, METH_NOARGS,
      "Registers the kernels of torch.ops.xgemm.*."},
@@ -458,6 +476,8 @@ PyMethodDef methods[] = {
      "simt_configure(order, seed, skip, row, sm_count, share) -> the settings before, as JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,
      "Every barrier, commit and wait that the host flavour has run, as JSON."},
+    {"simt_known_places", py_simt_known_places, METH_NOARGS,
+     "The places of all sites that have run, forgotten or not, as JSON."},
     {"simt_forget_sites", py_simt_forget_sites, METH_NOARGS,
      "simt_sites() tells of what runs from now on."},
     {"simt_trace", py_simt_trace, METH_VARARGS,

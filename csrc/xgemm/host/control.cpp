@@ -20,6 +20,7 @@ std::atomic<int> row_asked = -1;  // current.row, for every call of a stage
 std::atomic<int64_t> share_asked = -1;  // current.share, for every product
 
 std::set<std::pair<std::string, Sync>> seen;   // places, as sites() tells them
+std::set<std::string> known;  // places, never forgotten
 
 // What a stage may touch. Without a result to compute it packs B.
 std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& context) {
@@ -127,6 +128,7 @@ int forced_row(const Stage& stage, const Device& device) {
 void add_site(Sync kind, const Site& site) {
   std::lock_guard<std::mutex> lock(control);
   seen.emplace(place(site), kind);
+  known.insert(place(site));
 }
 
 std::vector<SyncSite> sites() {
@@ -134,6 +136,11 @@ std::vector<SyncSite> sites() {
   std::vector<SyncSite> all;
   for (const auto& [place, kind] : seen) all.push_back({kind, place});
   return all;
+}
+
+std::vector<std::string> known_places() {
+  std::lock_guard<std::mutex> lock(control);
+  return {known.begin(), known.end()};
 }
 
 void forget_sites() {

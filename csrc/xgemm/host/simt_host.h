@@ -192,6 +192,10 @@ uint64_t shared_address(const void* p);
 void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers, uint64_t b,
            bool accumulate, Site at);
 void fence_for_wgmma(Site at);
+// A thread's accesses to registers, accumulators and A's, come before the wgmmas after it. The
+// first wgmma needs one, and each that is given registers which the thread has read or written
+// since.
+void wgmma_fence(Site at);
 void wgmma_commit(Site at);
 void wgmma_wait(int groups_left, Site at);
 
