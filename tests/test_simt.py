@@ -165,7 +165,7 @@ def sites_in(path: Path, first: int = 1, last: int | None = None) -> dict[str, s
         for number, line in enumerate(lines, 1)
         if number >= first
         for call, kind in CALLS.items()
-        if call in line.split("//")[0]
+        if re.search(rf"(?<!\w){re.escape(call)}", line.split("//")[0])
     }
 
 
