@@ -80,6 +80,8 @@ static const Register stage(
      .source = "this project",
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .strict = false,
+     .auto_choice = false,
+     .turns = has_more_rows,
      .workspace = workspace,
      .run = run});
 
