@@ -1,7 +1,7 @@
-"""Measures rows, ``auto`` and torch.mm on problems that no program asks for: sizes drawn at random.
+"""Measures rows, ``auto`` and torch.mm: on the suite, and on problems whose sizes are random.
 
-    python benchmarks/random_suite.py --json train.json --seeds 101 102 --count 200   # on a GPU
-    python benchmarks/random_suite.py --json judge.json --seeds 1 2 --auto --report
+    python benchmarks/survey.py --json h200.json --suite --extras --seeds 101 102 103   # on a GPU
+    python benchmarks/survey.py --json judge.json --seeds 1 2 3 7 --count 100 --auto --report
 
 Goes on where the file stops. Every row that could win is measured: all that the problem lets
 through are called once, unless the work of their tiles at twice their stated rate takes OFF times
@@ -14,12 +14,14 @@ long problems and batches.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -35,6 +37,12 @@ from xgemm_torch.contenders import Problem, Row, is_measured, keeps, rows_of
 from xgemm_torch.trials import TORCH_MM
 
 PRECISIONS = ("fp32", "ieee")
+# Where the rows' bits are compared with each other and with the CPU's, before anything is timed.
+CHECKED = (
+    "square 128 NN", "square 128 NT", "square 256 TN", "square 256 TT", "square 1023 NT",
+    "linear 768-768 rows 1 forward", "linear 768-768 rows 8 grad_x",
+    "linear 768-768 rows 8 grad_w", "linear 768-768 rows 64 forward",
+)  # fmt: skip
 AUTO = {precision: f"auto {precision}" for precision in PRECISIONS}
 # A row is called at all, and takes turns, up to so many times the least time; turns at most so many
 # rows of a precision.
@@ -43,11 +51,11 @@ OFF, NEAR, MOST = 3.0, 1.6, 12
 SAMPLE_MS, ROUNDS = 0.7, 5
 # Calls of a turn at most: what is captured takes the host's time.
 CALLS = 100
-# Clock cycles for which the GPU waits until the host has enqueued a first look: 0.13 ms, and as
-# much again for every fourth call.
-AHEAD = 250_000
 # Of a first look: as many calls as fit, in milliseconds, and at most.
 LOOK_MS, LOOK_CALLS = 0.2, 8
+# The GPU waits until the host has enqueued a look: so many times what the host took for a call
+# before, and seconds; its clock is no faster than this.
+AHEAD, AHEAD_ALWAYS, HERTZ = 1.5, 50e-6, 2e9
 
 
 def label(p: Problem) -> str:
@@ -55,26 +63,35 @@ def label(p: Problem) -> str:
     return f"{p.batch}x{p.m}x{p.n}x{p.k} {p.layout}"
 
 
-def call_of(row: Row, p: Problem) -> timing.Call:
+@dataclass(frozen=True)
+class Contender:
+    """What is called, with what is set around a number of calls."""
+
+    call: timing.Call
+    row: int | None = None
+
+    def around(self) -> contextlib.AbstractContextManager[Any]:
+        """Force the row."""
+        if self.row is None:
+            return contextlib.nullcontext()
+        return xgemm_torch.simt.configure(row=self.row)
+
+
+def of_row(row: Row, p: Problem) -> Contender:
     """A row's operator, asked for the precision that may have it."""
-    forced = trials.stage_call(row, p.layout)
-    if keeps(row, p, strict=False):
-        return forced
-    op = getattr(torch.ops.xgemm, row.stage)
     trans_a, trans_b = timing.LAYOUTS[p.layout]
+    precision = "fp32" if keeps(row, p, strict=False) else "ieee"
+    op = getattr(torch.ops.xgemm, row.stage)
+    return Contender(
+        lambda a, b: op(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision), row.row
+    )
 
-    def strict(a: Tensor, b: Tensor) -> Tensor:
-        with xgemm_torch.simt.configure(row=row.row):
-            return op(a, b, trans_a=trans_a, trans_b=trans_b, precision="ieee")
 
-    return strict
-
-
-def auto_call(p: Problem, precision: str) -> timing.Call:
+def of_auto(p: Problem, precision: str) -> Contender:
     """``sgemm`` as a program calls it."""
     trans_a, trans_b = timing.LAYOUTS[p.layout]
     op = torch.ops.xgemm.sgemm
-    return lambda a, b: op(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision)
+    return Contender(lambda a, b: op(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision))
 
 
 def at_least(row: Row, p: Problem) -> float:
@@ -102,17 +119,22 @@ class Measurer:
         self._at += 1
         return self.sets[self._at % len(self.sets)]
 
-    def look(self, call: timing.Call) -> float:
+    def look(self, contender: Contender) -> float:
         """Seconds a call, of few; the first of all, which may load code, does not count."""
-        call(*self._next())
-        seconds = self._some(call, 1)
-        if seconds * LOOK_CALLS < LOOK_MS / 1e3:
-            seconds = self._some(call, LOOK_CALLS)
+        with contender.around():
+            contender.call(*self._next())
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            contender.call(*self._next())
+            host = time.perf_counter() - began
+            seconds = self._some(contender.call, 1, host)
+            if seconds * LOOK_CALLS < LOOK_MS / 1e3:
+                seconds = self._some(contender.call, LOOK_CALLS, host)
         return seconds
 
-    def _some(self, call: timing.Call, calls: int) -> float:
+    def _some(self, call: timing.Call, calls: int, host: float) -> float:
         start, end = self._events
-        torch.cuda._sleep(AHEAD * (1 + calls // 4))
+        torch.cuda._sleep(int(HERTZ * (AHEAD_ALWAYS + AHEAD * host * calls)))
         start.record()
         for _ in range(calls):
             call(*self._next())
@@ -120,7 +142,7 @@ class Measurer:
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / calls
 
-    def capture(self, name: str, call: timing.Call, seconds: float) -> None:
+    def capture(self, name: str, contender: Contender, seconds: float) -> None:
         """Make a graph of as many calls as a turn has."""
         calls = max(1, min(CALLS, round(SAMPLE_MS / 1e3 / max(seconds, 1e-6))))
         graph = torch.cuda.CUDAGraph()
@@ -128,8 +150,9 @@ class Measurer:
         # torch.cuda.graph() would collect garbage first, which takes longer than all the turns.
         graph.capture_begin(self._pool)
         try:
-            for i in range(calls):
-                call(*self.sets[i % len(self.sets)])
+            with contender.around():
+                for i in range(calls):
+                    contender.call(*self.sets[i % len(self.sets)])
         finally:
             graph.capture_end()
         self._graphs[name] = graph, calls
@@ -183,17 +206,17 @@ def measure(p: Problem, rows: Sequence[Row]) -> dict[str, Any]:
         if at_least(row, p) > OFF * max(best[strict] for strict in able):
             continue
         try:
-            looks[row.key] = seconds = m.look(call_of(row, p))
+            looks[row.key] = seconds = m.look(of_row(row, p))
         except (ValueError, RuntimeError):  # refused there, or no memory for it
             continue
         for strict in able:
             best[strict] = min(best[strict], seconds)
-    calls = {TORCH_MM: timing.torch_mm(p.layout)}
-    calls |= {AUTO[precision]: auto_call(p, precision) for precision in PRECISIONS}
-    for name, call in calls.items():
-        m.capture(name, call, m.look(call))
+    calls = {TORCH_MM: Contender(timing.torch_mm(p.layout))}
+    calls |= {AUTO[precision]: of_auto(p, precision) for precision in PRECISIONS}
+    for name, contender in calls.items():
+        m.capture(name, contender, m.look(contender))
     for row in near(looks, rows, p):
-        m.capture(row.key, call_of(row, p), looks[row.key])
+        m.capture(row.key, of_row(row, p), looks[row.key])
     slowest = max((m.sample(name) for name in calls), default=0.0)
     us = {
         name: 1e6 * seconds
@@ -252,11 +275,11 @@ def report(problems: Sequence[Mapping[str, Any]]) -> str:
 
 
 def run(options: argparse.Namespace, loop: Callable[[Sequence[Problem]], Any]) -> int:
-    """Measure into the file; 0 when all is there, 3 to go on."""
+    """Measure into the file; 0 when all is there, 1 for wrong bits, 3 to go on."""
     if not torch.cuda.is_available():
-        raise SystemExit("random_suite: needs a GPU")
+        raise SystemExit("survey: needs a GPU")
     if (reason := environment.strict_reference()) is not None:
-        raise SystemExit(f"random_suite: torch.mm is not the FP32 yardstick here: {reason}")
+        raise SystemExit(f"survey: torch.mm is not the FP32 yardstick here: {reason}")
     chip = torch.cuda.get_device_properties(0)
     sm = 10 * chip.major + chip.minor
     able = [s for s in xgemm_torch.stages() if s.cuda and s.min_sm <= sm <= (s.max_sm or sm)]
@@ -268,7 +291,7 @@ def run(options: argparse.Namespace, loop: Callable[[Sequence[Problem]], Any]) -
     if path.exists():
         found = json.loads(path.read_text())
         if found["rows"] != record["rows"] or found["facts"]["device"] != chip.name:
-            raise SystemExit(f"random_suite: {path} is of other stages or another GPU")
+            raise SystemExit(f"survey: {path} is of other stages or another GPU")
         record = found
 
     def save() -> None:
@@ -276,6 +299,15 @@ def run(options: argparse.Namespace, loop: Callable[[Sequence[Problem]], Any]) -
         partial.write_text(json.dumps(record))
         partial.replace(path)
 
+    if "wrong" not in record:
+        record["wrong"] = [
+            fault.text
+            for p in shapes.suite()
+            if p.label in CHECKED
+            for fault in trials.check(p, rows)
+        ]
+        save()
+    print(*record["wrong"], sep="\n")
     began = saved = time.monotonic()
     problems = [p for p in problems_of(options) if label(p) not in record["problems"]]
     timing.heat(1.0)
@@ -296,7 +328,7 @@ def run(options: argparse.Namespace, loop: Callable[[Sequence[Problem]], Any]) -
     print(f"{len(record['problems'])} problems in {path}")
     if options.report:
         print(report(list(record["problems"].values())))
-    return 0 if done else 3
+    return 1 if record["wrong"] else 0 if done else 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
