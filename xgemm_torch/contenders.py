@@ -42,6 +42,7 @@ class Row:
     strict: bool = True
     splits: bool = False
     splits_as_one: bool = False
+    auto: bool = True
 
     @property
     def key(self) -> str:
@@ -57,7 +58,7 @@ class Row:
 def rows_of(stages: Iterable[registry.Stage]) -> list[Row]:
     """Every row of every stage."""
     return [
-        Row(s.name, i, t, s.strict, s.splits, s.splits_as_one)
+        Row(s.name, i, t, s.strict, s.splits, s.splits_as_one, s.auto_choice)
         for s in stages
         for i, t in enumerate(s.tiles)
     ]

@@ -82,6 +82,8 @@ class Stage:
         strict: whether its bits are those of the chain of fused multiply-adds in the order of k.
         splits: whether it makes several such chains of an element where `chain_share` says so.
         splits_as_one: ... and, for ``precision="fp32"``, keeps them finite just where one chain is.
+        auto_choice: whether "auto" considers it; rungs that others were faster than everywhere run
+            when they are asked for by their name.
         cuda: whether this build has its CUDA flavour (the host flavour is always there).
         tiles: its tile table.
         packs: whether ``xgemm_torch.prepack`` spares it work.
@@ -100,6 +102,7 @@ class Stage:
     packs: bool = False
     splits: bool = False
     splits_as_one: bool = False
+    auto_choice: bool = True
 
 
 @dataclass(frozen=True)

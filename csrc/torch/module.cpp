@@ -10,6 +10,7 @@
 
 #include "ops.h"
 #include "xgemm/chains.h"
+#include "xgemm/cost.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/recompute_counter.h"
 #include "xgemm/select.h"
@@ -72,6 +73,7 @@ std::string stages_json() {
         << ",\"strict\":" << (s.strict ? "true" : "false")
         << ",\"splits\":" << (s.splits ? "true" : "false")
         << ",\"splits_as_one\":" << (s.splits_as_one ? "true" : "false")
+        << ",\"auto_choice\":" << (s.auto_choice ? "true" : "false")
         << ",\"packs\":" << (s.pack ? "true" : "false")
         << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false")
         << ",\"tiles\":" << list(tiles) << "}";
@@ -97,11 +99,7 @@ std::string build_json() {
 }
 
 const char* name(Basis b) {
-  return b == Basis::tuned       ? "tuned"
-         : b == Basis::measured  ? "measured"
-         : b == Basis::estimated ? "estimated"
-         : b == Basis::slow      ? "slow"
-                                 : "rate";
+  return b == Basis::tuned ? "tuned" : b == Basis::estimated ? "estimated" : "rate";
 }
 
 // What stands for the products of floats, and into how many chains they are cut.
@@ -272,28 +270,83 @@ PyObject* py_register_kernels(PyObject*, PyObject*) {
   });
 }
 
-PyObject* py_explain(PyObject*, PyObject* args) {
-  long long m, n, k, batch, ars, acs, brs, bcs;
-  int a16, b16, sm, sms, strict = 0;
-  long long workspace = -1, a_bs = 0, b_bs = 0;
-  const char* gpu = "";
-  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii|pLLLs", &m, &n, &k, &batch, &ars, &acs, &a16, &brs,
-                        &bcs, &b16, &sm, &sms, &strict, &workspace, &a_bs, &b_bs, &gpu))
-    return nullptr;
-  return text([&] {
+// Bytes of Python as numbers, and numbers as bytes.
+template <class T>
+std::vector<T> numbers(const char* data, Py_ssize_t bytes) {
+  std::vector<T> all(static_cast<size_t>(bytes) / sizeof(T));
+  std::memcpy(all.data(), data, all.size() * sizeof(T));
+  return all;
+}
+template <class T>
+PyObject* bytes_of(const std::vector<T>& all) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(all.data()),
+                                   static_cast<Py_ssize_t>(all.size() * sizeof(T)));
+}
+
+// A problem of which only strides and alignment are looked at: any address of the right alignment
+// stands for the data.
+struct Described {
+  long long m, n, k, batch, ars, acs, brs, bcs, a_bs = 0, b_bs = 0;
+  int a16, b16, sm, sms;
+
+  Gemm gemm() const {
     if (m < 0 || n < 0 || k < 0 || batch < 0)
       throw std::invalid_argument("explain: sizes must not be negative");
     if (sm < 0 || sms < 1)
       throw std::invalid_argument("explain: a GPU has a compute capability and multiprocessors");
     Gemm g;
     g.m = m, g.n = n, g.k = k, g.batch = batch;
-    // Only strides and alignment are looked at: any address of the right alignment stands for the
-    // data.
     g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, a_bs};
     g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, b_bs};
     g.share = simt::share_of(g);
-    return explain_json(g, {.sm = sm, .sm_count = sms}, strict != 0,
+    return g;
+  }
+  Device device() const { return {.sm = sm, .sm_count = sms}; }
+};
+
+PyObject* py_explain(PyObject*, PyObject* args) {
+  Described p;
+  int strict = 0;
+  long long workspace = -1;
+  const char* gpu = "";
+  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii|pLLLs", &p.m, &p.n, &p.k, &p.batch, &p.ars, &p.acs,
+                        &p.a16, &p.brs, &p.bcs, &p.b16, &p.sm, &p.sms, &strict, &workspace, &p.a_bs,
+                        &p.b_bs, &gpu))
+    return nullptr;
+  return text([&] {
+    return explain_json(p.gemm(), p.device(), strict != 0,
                         workspace < 0 ? kAnyWorkspace : static_cast<size_t>(workspace), gpu);
+  });
+}
+
+PyObject* py_terms(PyObject*, PyObject* args) {
+  Described p;
+  if (!PyArg_ParseTuple(args, "LLLLLLpLLpii|LL", &p.m, &p.n, &p.k, &p.batch, &p.ars, &p.acs, &p.a16,
+                        &p.brs, &p.bcs, &p.b16, &p.sm, &p.sms, &p.a_bs, &p.b_bs))
+    return nullptr;
+  return guarded([&] {
+    const Gemm g = p.gemm();
+    const Asked asked(g);
+    std::vector<double> all;
+    for (const Stage& s : stages(Flavour::host))
+      for (const Tile& t : s.tiles) {
+        const size_t first = all.size();
+        all.resize(first + kTerms);
+        each_term(asked, s, t, s.turns && s.turns(g, t), p.sms,
+                  [&](int term, double of) { all[first + static_cast<size_t>(term)] += of; });
+      }
+    return bytes_of(all);
+  });
+}
+
+PyObject* py_term_words(PyObject*, PyObject*) {
+  return text([] {
+    std::vector<std::string> words;
+    for (int i = 0; i < kTerms; ++i)
+      words.push_back(list({quoted(kTermWords[i]), quoted(i < kWork     ? "once"
+                                                          : i < kMemory ? "work"
+                                                                        : "memory")}));
+    return list(words);
   });
 }
 
@@ -393,19 +446,6 @@ PyObject* py_simt_probe_traffic(PyObject*, PyObject* args) {
   return text([&] { return json_list(simt::probe_traffic(s)); });
 }
 
-// Bytes of Python as numbers, and numbers as bytes.
-template <class T>
-std::vector<T> numbers(const char* data, Py_ssize_t bytes) {
-  std::vector<T> all(static_cast<size_t>(bytes) / sizeof(T));
-  std::memcpy(all.data(), data, all.size() * sizeof(T));
-  return all;
-}
-template <class T>
-PyObject* bytes_of(const std::vector<T>& all) {
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(all.data()),
-                                   static_cast<Py_ssize_t>(all.size() * sizeof(T)));
-}
-
 PyObject* py_simt_to_halves(PyObject*, PyObject* args) {
   int bf16;
   const char* x;
@@ -461,6 +501,11 @@ PyMethodDef methods[] = {
      "strict=False, workspace=-1, a_bs=0, b_bs=0, gpu=\"\") -> JSON: the choice and all its "
      "candidates; workspace: the bytes of it that there is memory for, -1 for any; gpu: the name "
      "of the device, whose tuned problems count, empty for any of its kind."},
+    {"terms", py_terms, METH_VARARGS,
+     "terms(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
+     "a_bs=0, b_bs=0) -> of every row of every stage, the terms of its time, as bytes of float64."},
+    {"term_words", py_term_words, METH_NOARGS,
+     "What the terms are, and of what part of the time, as JSON."},
     {"chain_share", py_chain_share, METH_VARARGS,
      "chain_share(m, n, k, batch) -> of k, in a chain of the strict product; 0: all."},
     {"count_recomputed", py_count_recomputed, METH_VARARGS,

@@ -35,7 +35,8 @@ inline Gemm transposed(const Gemm& g) {
 }
 
 // The same problem with at least as many columns as rows.
-inline Gemm rows_first(const Gemm& g) { return g.m <= g.n ? g : transposed(g); }
+inline bool has_more_rows(const Gemm& g, const Tile& = {}) { return g.m > g.n; }
+inline Gemm rows_first(const Gemm& g) { return has_more_rows(g) ? transposed(g) : g; }
 
 // Whether neighbouring lanes should walk an operand along k. `rows` is A as it is or B transposed:
 // its rows run along k.

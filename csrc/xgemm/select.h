@@ -2,8 +2,6 @@
 // their arguments: no GPU, no global state.
 #pragma once
 
-#include <array>
-#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -27,9 +25,7 @@ constexpr size_t kAnyWorkspace = SIZE_MAX;
 // What the time of a candidate rests on.
 enum class Basis {
   tuned,  // this problem on this GPU, by its user
-  measured,  // this problem on such a GPU
-  estimated,  // the row's model, corrected by the nearest measured problems
-  slow,  // as estimated; not measured near here, for it was expected to be slow
+  estimated,  // the row's terms at costs that were fitted to measurements
   rate,  // Tile::rate: nothing was measured of the row
 };
 
@@ -59,10 +55,9 @@ struct Choice {
 // outlive it. `strict` leaves only the stages that keep the bits of the chains, `workspace` only
 // the rows that need no more bytes of it.
 //
-// A row's time is that of its model times a correction: how much longer than by the model the
-// nearest measured problems took, nearness being that of log m, log n, log k in the same layout. At
-// a measured problem that is the measured time. A row that the table does not know has a model
-// from Tile::rate alone, and the correction of the best row that it does know.
+// A row's time is the sum of its terms at the costs that the table has for it (cost.h). A row that
+// the table does not know has a time from Tile::rate alone, set beside the best row that it does
+// know. Stages that are not for auto are taken where no other can run.
 //
 // `tuned` is what the user has measured on the device, or null. A problem that it has is given the
 // row of the least time there, of those that may be taken; the estimates are for all others.
@@ -85,53 +80,18 @@ class Selector {
     const Stage* stage;
     int row;
     const TableRow* known;  // null where the table does not know it
-    std::vector<float> rest;  // by number of blocks left over: their time, of a round's
   };
-  // A problem as the choice sees it: sizes as log2, the batch shared out between m and n.
-  struct Place {
-    float m, n, k;
-    int layout, wide;
-  };
-  using Rows = std::bitset<kTableRows>;
-  struct Measured {
-    Place place;
-    const TablePoint* point;
-    Rows rows;  // i: rows_[i] was measured
-  };
-  struct Near {
-    static constexpr size_t kMost = 4;
-    std::array<size_t, kMost> at{};  // into measured_
-    std::array<float, kMost> distance{}, weight{};
-    size_t count = 0;
-    Rows rows;  // measured at one of them
-  };
-  struct Estimate {
-    double microseconds;
-    Basis basis;
-    bool legal;
-  };
-  using Estimates = std::array<Estimate, kTableRows>;
-
-  void add(const TablePoint& p);
   static const Tile& tile_of(const Row& r);
-  static Place place(const Gemm& g);
-  Near near(const Place& p) const;
-  bool is(const Gemm& g, const Device& device, const Near& near) const;
-  double model(const Row& r, const Gemm& g, const Device& device, int layout) const;
-  double correction(const Near& near, size_t row) const;
-  template <class Use>
-  Near estimate(size_t first, size_t last, const Gemm& g, const Device& device, size_t workspace,
-                Use use, Estimates& out) const;
-  size_t least(size_t first, size_t last, const Estimates& of) const;
-  std::string why(const std::vector<Candidate>& all, size_t chosen, const Near& near) const;
+  size_t number_of(const Pick& p) const;  // in rows_
+  template <class Use, class See>
+  size_t least(size_t first, size_t last, const Gemm& g, const Device& device, size_t workspace,
+               Use use, See see) const;
+  std::string why(const std::vector<Candidate>& all, size_t chosen) const;
 
   std::span<const Stage> all_;
   const Table& table_;
   std::vector<Row> rows_;  // of all stages, by rung and row
   std::vector<size_t> first_;  // of each stage, into rows_
-  std::vector<Measured> measured_;  // by layout
-  std::array<size_t, kLayouts + 1> by_layout_{};  // where each begins in measured_
-  std::vector<float> excess_;  // log2(measured / model), by measured_ and rows_
 };
 
 }  // namespace xgemm

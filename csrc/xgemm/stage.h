@@ -47,11 +47,16 @@ struct Stage {
   bool splits = false;
   // ... and it keeps to Gemm::as_one.
   bool splits_as_one = false;
+  // Whether `auto` considers it. False for rungs that were the fastest nowhere: it then takes one
+  // only where nothing else can run.
+  bool auto_choice = true;
   // What stands for the products of floats in this problem, in words. Null: they do themselves.
   const char* (*scheme)(const Gemm&, const Context&) = nullptr;
 
   // Why this problem cannot be taken (an alignment, a stride), or null. Optional.
   const char* (*refuse)(const Gemm&) = nullptr;
+  // Whether this tile sees the problem from the other side: rows of D as its columns. Optional.
+  bool (*turns)(const Gemm&, const Tile&) = nullptr;
   // Bytes of workspace, asked for before the launch: of the context, all but it is known.
   // Optional.
   size_t (*workspace)(const Gemm&, const Context&) = nullptr;

@@ -29,6 +29,7 @@ static const Register stage(
      .idea = "one thread, one element of C; threadIdx.x walks rows, loads are uncoalesced",
      .source = "L v1, X 01",
      .tiles = {kTile},
+     .auto_choice = false,
      .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::naive

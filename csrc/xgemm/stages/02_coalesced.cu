@@ -42,6 +42,7 @@ static const Register stage(
                .idea = "threadIdx.x walks columns: a warp's loads of B and stores are neighbours",
                .source = "S naive, X 02, T untiled",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::coalesced

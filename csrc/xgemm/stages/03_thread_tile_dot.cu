@@ -45,6 +45,7 @@ static const Register stage(
                .idea = "4 x 4 results a thread, no shared memory, dot products: NV + NV^2 loads",
                .source = "L v1.5",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::thread_tile_dot

@@ -50,6 +50,7 @@ static const Register stage(
                .idea = "the same 4 x 4 results a thread by outer products: 2 NV loads",
                .source = "L v2",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::thread_tile_outer

@@ -59,6 +59,7 @@ static const Register stage(
                .idea = "block tiles staged through shared memory, zero-filled at the edges",
                .source = "T, X 03, C 1",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_tiled

@@ -54,6 +54,7 @@ static const Register stage(
                .idea = "a layout in which 32 lanes hit one bank, on store and on read: on purpose",
                .source = "S v1",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_conflicted

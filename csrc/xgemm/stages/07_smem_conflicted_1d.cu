@@ -54,6 +54,7 @@ static const Register stage(
                .idea = "the same with one-dimensional threads: as many registers, no visible gain",
                .source = "S v2",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_conflicted_1d

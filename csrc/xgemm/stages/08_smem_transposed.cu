@@ -54,6 +54,7 @@ static const Register stage(
                .idea = "A transposed on packing: the read conflict goes, the store conflict stays",
                .source = "S v3",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_transposed

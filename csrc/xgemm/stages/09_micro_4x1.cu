@@ -59,6 +59,7 @@ static const Register stage(
                .idea = "four results a thread; the element that they share stays in a register",
                .source = "S v4",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::micro_4x1

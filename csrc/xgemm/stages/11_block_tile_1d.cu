@@ -58,6 +58,7 @@ static const Register stage(
                .idea = "a column of 8 results a thread; the element of B stays in a register",
                .source = "X 04, C 2",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::block_tile_1d

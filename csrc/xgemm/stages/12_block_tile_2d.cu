@@ -66,6 +66,7 @@ static const Register stage(kFlavour, {.name = "block_tile_2d",
                                        .idea = "8 x 8 results a thread from fragments in registers",
                                        .source = "X 05",
                                        .tiles = {kTile},
+                                       .auto_choice = false,
                                        .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::block_tile_2d

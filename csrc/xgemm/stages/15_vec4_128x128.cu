@@ -72,6 +72,7 @@ static const Register stage(
                .idea = "16-byte accesses to gmem, smem and C; A transposed in shared memory",
                .source = "S v7, X 06",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::vec4_128x128

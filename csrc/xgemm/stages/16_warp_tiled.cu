@@ -74,6 +74,7 @@ static const Register stage(
                .idea = "eight warps, each a 32 x 64 tile; a warp reads little and broadcasts much",
                .source = "S v8",
                .tiles = {kTile},
+               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::warp_tiled

@@ -85,6 +85,7 @@ static const Register stage(
      .idea = "two shared buffers: one is filled while the other is read, one barrier a slice",
      .source = "S v9 (prose)",
      .tiles = {kTile},
+     .auto_choice = false,
      .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_double_buffered

@@ -37,6 +37,7 @@ static const Register stage(
                .min_sm = 90,
                .max_sm = 90,
                .strict = false,
+               .auto_choice = false,
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
                .refuse = too_large,
                .workspace = workspace,

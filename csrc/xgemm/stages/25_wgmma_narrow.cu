@@ -140,6 +140,7 @@ static const Register stage(
                .max_sm = 90,
                .strict = false,
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
+               .turns = has_more_rows,
                .workspace = workspace,
                .run = run});
 

@@ -67,13 +67,17 @@ __global__ void __launch_bounds__(kTiles[kInTurn].threads(), kTiles[kInTurn].min
   chains_in_turn(g, o.i + threadIdx.y, o.j + threadIdx.x);
 }
 
+// Few rows lie along a tile's shorter side.
+bool turns(const Gemm& g, const Tile& t) {
+  return has_more_rows(g) && (t.buffers == 0 || std::min(g.m, g.n) < t.BN);
+}
+
 struct Plan : ChainPlan {
   bool here;
-  // Few rows lie along a tile's shorter side. Clusters take no launch more, but leave some
-  // multiprocessors empty: not where others would have more blocks for it.
+  // Clusters take no launch more, but leave some multiprocessors empty: not where others would have
+  // more blocks for it.
   Plan(const Gemm& g, const Context& context, void* workspace)
-      : ChainPlan{.job =
-                      chain_job(std::min(g.m, g.n) < kTiles[context.row].BN ? rows_first(g) : g)} {
+      : ChainPlan{.job = chain_job(turns(g, kTiles[context.row]) ? transposed(g) : g)} {
     const Tile& t = kTiles[context.row];
     const int64_t shares = job.shares, blocks = tile_count(job.g, t.BM, t.BN) * shares * g.batch;
     here = shares > 1 && shares <= kClusterShares && may_depend(context.device) &&
@@ -132,6 +136,7 @@ static const Register stage(
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .min_sm = 80,
      .splits = true,
+     .turns = turns,
      .workspace = workspace,
      .run = run});
 

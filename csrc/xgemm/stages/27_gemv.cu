@@ -143,6 +143,7 @@ static const Register stage(
                .min_sm = 80,
                .splits = true,
                .splits_as_one = true,
+               .turns = has_more_rows,
                .workspace = workspace,
                .run = run});
 

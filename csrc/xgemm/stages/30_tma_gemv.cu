@@ -142,6 +142,7 @@ static const Register stage(
                .max_sm = 90,
                .splits = true,
                .splits_as_one = true,
+               .turns = has_more_rows,
                .workspace = workspace,
                .run = run});
 
