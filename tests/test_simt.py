@@ -374,13 +374,11 @@ fault_with_all_sites = functools.cache(Way.fault)
 def ways(stage: xgemm_torch.Stage) -> list[Way]:
     """Those in which a stage comes to all its sites.
 
-    K says in which way operands are split, the layout which of its two loops few_rows takes; with
-    a batch, persistent blocks have more than a tile each, and share out the last or take two whole.
+    K says in which way operands are split; with a batch, persistent blocks have more than a tile
+    each, and share out the last or take two whole.
     """
     if stage.strict and any(t.producers for t in stage.tiles):
         return [Way(depth(stage)), Way(500, batch=FEW + 1)]
-    if stage.name == "few_rows":
-        return [Way(k, layout) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
     if stage.name == "outer":
         return [Way(depth(stage)), Way(8)]  # slices of A; a strip of rows
     if stage.name in ("gemv", "tma_gemv"):
