@@ -537,7 +537,14 @@ multiplied; to read further ahead made it slower.
 
 With so few results a thread, reads of shared memory bound what is left: a float for each of 32
 lanes in a cycle, TM + TN of them for TM * TN products. From a side of 640 on a larger tile is
-worth more than another warp, and rung 19 has it.""",
+worth more than another warp, and rung 19 has it.
+
+A batch of small matrices is the opposite: there are warps enough, each has a slice or two to
+multiply, and then it waits for its block's end and the next one's first slice. Two of the tiles are
+for that: a warp has 32 x 32 results, 8 x 4 a thread, or two warps 64 x 64, 8 x 8 a thread, which
+read three eighths and a quarter of a float for a product where 2 x 4 reads three quarters. As many
+blocks as fit at a time walk over the batch, and the ring of slices runs on from matrix to matrix:
+the next one's are on their way while this one is multiplied and stored.""",
     "wgmma_short": """\
 The gradient of a weight for a few rows of data has a short K and a large result: it is a matter of
 writing D. FP32 units are still busy with it for longer than that takes, and a split in a launch of

@@ -432,6 +432,7 @@ def test_data_check_of_a_right_product(kinds, layout):
         p = small(kinds, layout)
         found = data.check(p, "sgemm", *kinds.operands(name, p, "cpu"))
         assert found["misplaced"] == found["inexact"] == 0, name
+        assert found["selections"] >= {"permutation": p.m, "identity": p.n}.get(name, 0), name
         assert not found["broken"], name
 
 
@@ -440,6 +441,7 @@ def test_data_check_of_a_right_product(kinds, layout):
     [
         ("normal", 1e-3, "largest"), ("normal", float("nan"), "misplaced"),
         ("one-inf", 0.0, "misplaced"), ("permutation", 1e-6, "inexact"),
+        ("identity", 1e-6, "inexact"),
     ],
 )  # fmt: skip
 def test_data_check_notices_one_wrong_element(kinds, monkeypatch, name, value, term):
@@ -470,6 +472,39 @@ def test_data_contract_has_a_floor():
     assert set(data.broken(errors(1.26, 8.1, -4.1, 0), chain)) == {"rms", "largest", "mean"}
     assert not data.broken(errors(9.0, 29.0, 7.0, 0), errors(9.0, 20.0, -7.0, 0))
     assert "rms" in data.broken(errors(float("nan"), 0.0, 0.0, 0), chain)
+
+
+def test_data_baseline_has_operands_of_its_own(kinds, monkeypatch):
+    """A graph reads addresses: normal data must be there still when cells have come and gone."""
+    import gc
+    import weakref
+
+    import data
+
+    class FakeTurn:
+        """Takes as many microseconds as its operands add up to; knows only where they lie."""
+
+        def __init__(self, call, sets, sample_ms):
+            self.operands = [weakref.ref(operand) for pair in sets for operand in pair]
+
+        def sample(self):
+            gc.collect()
+            found = [operand() for operand in self.operands]
+            assert all(operand is not None for operand in found)
+            return 1e-6 * sum(float(operand.abs().sum()) for operand in found)
+
+    def on_cpu(*sizes, seed):
+        return real(*sizes, seed=seed, device="cpu", rotate=False)
+
+    real = timing.operands
+    monkeypatch.setattr(timing, "Turn", FakeTurn)
+    monkeypatch.setattr(timing, "operands", on_cpu)
+    p = small(kinds)
+    time_cell = data.GpuTimer(p, "sgemm")
+    a, b = on_cpu(p.m, p.n, p.k, p.layout, seed=3)[0]
+    one, other = time_cell(a, b), time_cell(100 * a, 100 * b)
+    assert one.normal_us == other.normal_us > 0
+    assert other.us == pytest.approx(100 * one.us) and other.torch_mm_us == other.us
 
 
 def data_record(kinds, names, problems, times=(10.0, 5.0, 20.0)):
