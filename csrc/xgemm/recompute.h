@@ -43,8 +43,12 @@ inline namespace XGEMM_FLAVOUR {
 constexpr int64_t kLeastRecomputeShare = 256;
 
 template <int kColumns>
-constexpr Tile kRecomputeTile = kColumns == 128 ? pipelined_tile(64, 128, 16, 8, 8, 4, 3, 0.f)
-                                                : pipelined_tile(64, 64, 16, 8, 4, 4, 4, 0.f);
+constexpr Tile recompute_tile() {
+  if constexpr (kColumns == 128) return pipelined_tile(64, 128, 16, 8, 8, 4, 3, 0.f);
+  else return pipelined_tile(64, 64, 16, 8, 4, 4, 4, 0.f);
+}
+template <int kColumns>
+constexpr Tile kRecomputeTile = recompute_tile<kColumns>();
 
 // The units to be made anew, as a block counts them: each thread has a run of the map.
 template <int kThreads>
@@ -182,7 +186,8 @@ inline RecomputePlan plan_recompute(const Gemm& g, int columns, size_t used, siz
   job.counter = context.recomputed;
   job.map.units_m = ceil_div(g.m, kUnitRows), job.map.units_n = ceil_div(g.n, columns);
   job.map.units = job.map.units_m * job.map.units_n * g.batch;
-  const int64_t shares = ceil_div(g.k, kLeastRecomputeShare), blocks = int64_t{kRecomputeTile<128>.min_blocks} * context.device.sm_count;
+  const int64_t shares = ceil_div(g.k, kLeastRecomputeShare);
+  const int64_t blocks = int64_t{kRecomputeTile<128>.min_blocks} * context.device.sm_count;
   if (shares > 1)
     job.slots = static_cast<uint32_t>(
         std::min(blocks, job.map.units > blocks ? blocks : job.map.units * shares));
