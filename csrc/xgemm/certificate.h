@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "xgemm/half.h"
 
@@ -74,9 +75,21 @@ enum class Fate : int {
 struct Doubt {
   float loss, norm;
 };
-XGEMM_HD Doubt doubt_of(const Scheme& s, uint32_t flags, float norm) {
-  if (flags & kGivenFlags) return {0.f, 0.f};
-  return {(flags & kLossy) ? s.lost * 0x1p24f : 0.f, norm};
+
+// What a tile keeps of a row for it, in 16 bits: the norm as a bf16 number, rounded up, negative if
+// the row is lossy; 0 of a row that is given.
+XGEMM_HD uint16_t doubt_bits(const RowScale& s) {
+  if (s.flags & kGivenFlags) return 0;
+  const float norm = s.norm * (1.f + 0x1p-7f);
+  uint32_t bits;
+  memcpy(&bits, &norm, sizeof bits);
+  return static_cast<uint16_t>(bits >> 16 | ((s.flags & kLossy) ? 0x8000u : 0));
+}
+XGEMM_HD Doubt doubt_of(const Scheme& s, uint16_t bits) {
+  const uint32_t norm_bits = static_cast<uint32_t>(bits & 0x7fff) << 16;
+  float norm;
+  memcpy(&norm, &norm_bits, sizeof norm);
+  return {bits & 0x8000 ? s.lost * 0x1p24f : 0.f, norm};
 }
 XGEMM_HD bool is_certain(const Doubt& a, const Doubt& b, float acc) {
   return fabsf(acc) >= fmaf(a.loss, b.norm, a.norm * b.loss);
@@ -95,7 +108,7 @@ XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
 XGEMM_HD Fate fate_of(const Scheme& s, const RowScale& a, const RowScale& b, float acc) {
   if (needs_chain(a, b)) return Fate::chained;
   if ((a.flags | b.flags) & kGivenFlags) return Fate::given;
-  return is_certain(doubt_of(s, a.flags, a.norm), doubt_of(s, b.flags, b.norm), acc)
+  return is_certain(doubt_of(s, doubt_bits(a)), doubt_of(s, doubt_bits(b)), acc)
              ? Fate::stands
              : Fate::recomputed;
 }

@@ -9,6 +9,7 @@ namespace xgemm {
 // No constant expression: the compiler stops here at a tile that breaks a rule, as it says above.
 inline void illegal_tile(const char* /* rule */) {}
 struct LegalTile {
+  constexpr LegalTile() = default;  // as nvcc writes a tile that is a template's argument: {}
   constexpr LegalTile(const char* /* rule */) {}
 };
 

@@ -23,9 +23,11 @@ __device__ __forceinline__ float unscale(float acc, int a, int b) {
 // before they undo them; in shared memory, so that nobody asks for a scale but once.
 template <int kThreads, int kRows, int kColumns>
 struct TileScales {
+  static_assert(kRows % 32 == 0);
   float rows[kRows], columns[kColumns];  // 2^-exponent
-  uint32_t found[kThreads / 32];  // by warp: RangeFlags of any ...
-  uint32_t rows_given[kThreads / 32];  // ... and whether all its rows are given: see all_given
+  uint16_t row_doubts[kRows], column_doubts[kColumns];  // see doubt_bits
+  uint32_t found[kThreads / 32];  // by warp: RangeFlags
+  uint32_t given_rows[kRows / 32];  // a bit each
   Fate fates[kThreads / 32];  // by warp: the worst
 
   // A thread's share of them, exponent and flags, on their way: asked for long before they are
@@ -57,13 +59,13 @@ struct TileScales {
   // The threads meet before all of it is there.
   __device__ __forceinline__ void put(const Share& share, int64_t k, int thread) {
     uint32_t flags = k > kMostDepth ? uint32_t{kFar} : 0;
-    bool given = true;
 #pragma unroll
     for (int n = 0; n < kRowsEach; ++n)
       if (const int r = thread + n * kThreads; r < kRows) {
         const uint32_t of_row = keep(rows[r], share.rows[n]);
+        const uint32_t given = __ballot_sync(0xffffffffu, of_row & kGivenFlags);
+        if (thread % 32 == 0) given_rows[r / 32] = given;
         flags |= of_row;
-        given &= (of_row & kGivenFlags) != 0;
       }
 #pragma unroll
     for (int n = 0; n < kColumnsEach; ++n)
@@ -71,8 +73,21 @@ struct TileScales {
         flags |= keep(columns[c], share.columns[n]);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) flags |= __shfl_xor_sync(0xffffffffu, flags, step);
-    const bool all = __all_sync(0xffffffffu, given);
-    if (thread % 32 == 0) found[thread / 32] = flags, rows_given[thread / 32] = all;
+    if (thread % 32 == 0) found[thread / 32] = flags;
+  }
+
+  // The same of what thresholds are made of, where some rows are lossy.
+  __device__ __forceinline__ void put_doubts(const Gemm& g, const RowScale* rows_,
+                                             const RowScale* columns_, int64_t i, int64_t j,
+                                             int thread) {
+#pragma unroll
+    for (int n = 0; n < kRowsEach; ++n)
+      if (const int r = thread + n * kThreads; r < kRows)
+        row_doubts[r] = i + r < g.m ? doubt_bits(rows_[i + r]) : uint16_t{0};
+#pragma unroll
+    for (int n = 0; n < kColumnsEach; ++n)
+      if (const int c = thread + n * kThreads; c < kColumns)
+        column_doubts[c] = j + c < g.n ? doubt_bits(columns_[j + c]) : uint16_t{0};
   }
 
   // Of all rows and columns: 0 means that the plain way is right for every pair.
@@ -85,10 +100,10 @@ struct TileScales {
 
   // Whether all rows are given, so that no product of parts is stored.
   __device__ __forceinline__ bool all_given() const {
-    bool all = true;
+    uint32_t all = 0xffffffffu;
 #pragma unroll
-    for (const uint32_t of_warp : rows_given) all &= of_warp != 0;
-    return all;
+    for (const uint32_t of_rows : given_rows) all &= of_rows;
+    return all == 0xffffffffu;
   }
 
   // The worst fate of all threads' results. They meet between the two.
@@ -112,71 +127,71 @@ struct TileScales {
   }
 };
 
-// A product that FP32 elements give themselves: a row with one element but zeros, whose results are
-// single products, exact but for their rounding; an infinity, which all finite products leave as it
-// is; a NaN.
-__device__ __forceinline__ float given(const Gemm& g, const RowScale& a, const RowScale& b,
-                                       int64_t i, int64_t j) {
-  if ((a.flags | b.flags) & kNan) return std::numeric_limits<float>::quiet_NaN();
-  const bool of_a = a.flags & kInfinite, of_b = b.flags & kInfinite;
-  const uint32_t at = of_a || (!of_b && (a.flags & kSingle)) ? a.at : b.at;
-  // The chain goes on with products that are 0, and ends with +0 where this one is -0.
-  const float product = fmaf(g.a(i, at), g.b(at, j), 0.f) + 0.f;
-  return of_a && of_b && a.at != b.at ? product + g.a(i, b.at) * g.b(b.at, j) : product;
-}
-
 // A tile whose rows or columns are not all plain, by kThreads threads: each has a column and looks
 // at some rows at a time, so that loads are coalesced and under way together, and code is short,
 // which where it is rare is fetched from memory first.
 template <int kThreads, int kRows, int kColumns>
 struct PairLoop {
-  static constexpr int kStep = kThreads / kColumns, kAtOnce = 8 / kStep;
-  static_assert(kThreads % kColumns == 0 && kRows % (kStep * kAtOnce) == 0);
+  static constexpr int kStep = kThreads / kColumns, kChunk = 8, kAtOnce = kChunk / kStep;
+  static_assert(kThreads % kColumns == 0 && kRows % kChunk == 0);
   const Gemm& g;  // of one matrix of the batch, as the scales
   const RowScale *rows, *columns;
   int64_t i, j;  // of the tile
   int thread;
 
-  // visit(row's scale, column's, row, column) for each pair that there is, kAtOnce of them unrolled;
-  // then flush() for those.
-  template <class Visit, class Flush>
-  __device__ __forceinline__ void run(const Visit& visit, const Flush& flush) const {
-    const int64_t column = j + thread % kColumns;
-    if (column >= g.n) return;
-    const RowScale b = columns[column];
-#pragma unroll 1
-    for (int64_t r = i + thread / kColumns; r < i + kRows; r += kStep * kAtOnce) {
-#pragma unroll
-      for (int e = 0; e < kAtOnce; ++e)
-        if (const int64_t row = r + e * kStep; row < g.m) visit(e, rows[row], b, row, column);
-      flush(r, column);
-    }
-  }
-
   __device__ __forceinline__ bool some_need_chains() const {
+    const int64_t column = j + thread % kColumns;
+    if (column >= g.n) return false;
+    const RowScale b = columns[column];
     bool some = false;
-    run([&](int, const RowScale& a, const RowScale& b, int64_t,
-            int64_t) { some |= needs_chain(a, b); },
-        [](int64_t, int64_t) {});
+#pragma unroll 4
+    for (int64_t r = i + thread / kColumns; r < min_of(i + kRows, g.m); r += kStep)
+      some |= needs_chain(rows[r], b);
     return some;
   }
 
-  // Those that are given, through the epilogue.
-  __device__ __forceinline__ void store_given() const {
-    float x[kAtOnce];
-    uint32_t those = 0;
-    run(
-        [&](int e, const RowScale& a, const RowScale& b, int64_t row, int64_t column) {
-          if (!((a.flags | b.flags) & kGivenFlags)) return;
-          x[e] = given(g, a, b, row, column);
-          those |= 1u << e;
-        },
-        [&](int64_t r, int64_t column) {
+  // Products that FP32 elements give themselves: of a row with one element but zeros, whose results
+  // are single products, exact but for their rounding; an infinity, which all finite products leave
+  // as it is; a NaN. `given_rows`: TileScales.
+  __device__ __forceinline__ void store_given(const uint32_t (&given_rows)[kRows / 32]) const {
+    const int64_t column = min_of(j + thread % kColumns, g.n - 1);
+    const RowScale b = columns[column];
+    const bool of_column = b.flags & kGivenFlags;
+    const bool some_columns = __any_sync(0xffffffffu, of_column);
+#pragma unroll 1
+    for (int first = 0; first < kRows; first += kChunk) {
+      if (!some_columns && !(given_rows[first / 32] >> first % 32 & ((1u << kChunk) - 1))) continue;
+      RowScale a[kAtOnce];
+      float x[kAtOnce], y[kAtOnce];
+      const int64_t r = i + first + thread / kColumns;
 #pragma unroll
-          for (int e = 0; e < kAtOnce; ++e)
-            if (those >> e & 1) g.store(r + e * kStep, column, x[e]);
-          those = 0;
-        });
+      for (int e = 0; e < kAtOnce; ++e) a[e] = rows[min_of(r + e * kStep, g.m - 1)];
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        const bool a_has = a[e].flags & (kSingle | kInfinite);
+        const bool of_a = a[e].flags & kInfinite ? true
+                          : b.flags & kInfinite  ? false
+                                                 : a_has;
+        const bool has = a_has || (b.flags & (kSingle | kInfinite));
+        const int64_t at = has ? (of_a ? a[e].at : b.at) : 0;
+        x[e] = g.a(min_of(r + e * kStep, g.m - 1), at);
+        y[e] = g.b(at, column);
+      }
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        const uint32_t any = a[e].flags | b.flags;
+        const int64_t row = r + e * kStep;
+        if (!(any & kGivenFlags) || row >= g.m || j + thread % kColumns >= g.n) continue;
+        // The chain goes on with products that are 0, and ends with +0 where this one is -0.
+        float z = fmaf(x[e], y[e], 0.f) + 0.f;
+        if (any & (kNan | kInfinite)) [[unlikely]] {
+          if (any & kNan) z = std::numeric_limits<float>::quiet_NaN();
+          else if ((a[e].flags & b.flags & kInfinite) && a[e].at != b.at)
+            z += g.a(row, b.at) * g.b(b.at, column);
+        }
+        g.store(row, column, z);
+      }
+    }
   }
 };
 
@@ -191,21 +206,16 @@ struct PartsEpilogue {
   const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on
   uint32_t flags;  // TileScales::flags
 
-  // Whether some result of the thread's is not certain.
-  __device__ __forceinline__ bool uncertain(const float (&acc)[4 * kPairs]) const {
-    Doubt row[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const RowScale& a = rows[min_of(i + 8 * h, g.m - 1)];
-      row[h] = i + 8 * h < g.m ? doubt_of(S, a.flags, a.norm) : Doubt{0.f, 0.f};
-    }
+  // Whether some result of the thread's is not certain; rows and columns as TileScales has them,
+  // from row i and column j on.
+  __device__ __forceinline__ bool uncertain(const float (&acc)[4 * kPairs],
+                                            const uint16_t* row_doubts,
+                                            const uint16_t* column_doubts) const {
+    const Doubt row[2] = {doubt_of(S, row_doubts[0]), doubt_of(S, row_doubts[8])};
     bool some = false;
 #pragma unroll
     for (int c = 0; c < 2 * kPairs; ++c) {
-      if (c % 8 == 0) keep_order();  // loads of eight are under way together, for want of registers
-      const int64_t at = j + c / 2 * 8 + c % 2;
-      const RowScale& b = columns[min_of(at, g.n - 1)];
-      const Doubt column = at < g.n ? doubt_of(S, b.flags, b.norm) : Doubt{0.f, 0.f};
+      const Doubt column = doubt_of(S, column_doubts[c / 2 * 8 + c % 2]);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         some |= !is_certain(row[h], column, acc[c / 2 * 4 + 2 * h + c % 2]);

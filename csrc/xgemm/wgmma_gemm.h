@@ -153,7 +153,12 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
   const uint32_t flags = epilogue.flags;
   Fate worst = Fate::stands;
   if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
-    if ((flags & kLossy) && epilogue.uncertain(sum)) worst = Fate::recomputed;
+    if (flags & kLossy) {
+      scales.put_doubts(g, epilogue.rows, epilogue.columns, pairs.i, pairs.j, thread);
+      named_barrier(1 + group, kWarpgroup);
+      if (epilogue.uncertain(sum, scales.row_doubts + row, scales.column_doubts + tx))
+        worst = Fate::recomputed;
+    }
     if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
     scales.vote(worst, thread);
     named_barrier(1 + group, kWarpgroup);
@@ -164,7 +169,7 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
   if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
     epilogue.store(sum);
   if (flags & kGivenFlags) [[unlikely]]
-    pairs.store_given();
+    pairs.store_given(scales.given_rows);
 }
 
 // Leaves the sums of `group` of a block for the owner of their tile, which is block `owner`.

@@ -71,10 +71,15 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   // A tile's units are made anew together.
   Fate worst = Fate::stands;
   if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
-    if (flags & kLossy)
+    if (flags & kLossy) {
+      scales.put_doubts(g, rows, columns, o.i, o.j, threadIdx.x);
+      __syncthreads();
 #pragma unroll
       for (int i = 0; i < T.WM / 16; ++i)
-        if (epilogue(i).uncertain(sum[i])) worst = Fate::recomputed;
+        if (epilogue(i).uncertain(sum[i], scales.row_doubts + ty + 16 * i + lane / 4,
+                                  scales.column_doubts + column))
+          worst = Fate::recomputed;
+    }
     if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
     scales.vote(worst, threadIdx.x);
     __syncthreads();
@@ -86,7 +91,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
 #pragma unroll
   for (int i = 0; i < T.WM / 16; ++i) epilogue(i).store(sum[i]);
   if (flags & kGivenFlags) [[unlikely]]
-    pairs.store_given();
+    pairs.store_given(scales.given_rows);
 }
 
 constexpr int kCluster = 1;  // of the split: sm_80 has none
