@@ -50,7 +50,7 @@ OFF, NEAR, MOST = 3.0, 1.6, 12
 # A turn in milliseconds, and how many there are.
 SAMPLE_MS, ROUNDS = 0.7, 5
 # Calls of a turn at most: what is captured takes the host's time.
-CALLS = 100
+CALLS = 200
 # Of a first look: as many calls as fit, in milliseconds, and at most.
 LOOK_MS, LOOK_CALLS = 0.2, 8
 # The GPU waits until the host has enqueued a look: so many times what the host took for a call
