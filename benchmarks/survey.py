@@ -68,6 +68,7 @@ class Contender:
     """What is called, with what is set around a number of calls."""
 
     call: timing.Call
+    stage: str = ""
     row: int | None = None
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
@@ -83,8 +84,9 @@ def of_row(row: Row, p: Problem) -> Contender:
     precision = "fp32" if keeps(row, p, strict=False) else "ieee"
     op = getattr(torch.ops.xgemm, row.stage)
     return Contender(
-        lambda a, b: op(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision), row.row
-    )
+        lambda a, b: op(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision),
+        row.stage, row.row,
+    )  # fmt: skip
 
 
 def of_auto(p: Problem, precision: str) -> Contender:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 import shutil
 import subprocess
@@ -249,7 +248,7 @@ def compiled(table, rows, folder):
         lines.append(
             f"all[{i}].tiles.push_back({{.BM = {t.BM}, .BN = {t.BN}, .BK = {t.BK}, "
             f".WM = {t.WM}, .WN = {t.WN}, .TM = {t.TM}, .TN = {t.TN}, .buffers = {t.buffers}, "
-            f".min_blocks = {t.min_blocks}, .cluster = {t.cluster}, .rate = {t.rate}f}});"
+            f".min_blocks = {t.min_blocks}, .cluster = {t.cluster}, .rate = {float(t.rate)}f}});"
         )
     (folder / "table.inc").write_text(table)
     source = PROGRAM.replace("STAGES", str(len(names))).replace("TILES", "\n  ".join(lines))
@@ -374,7 +373,8 @@ def test_rows_near_the_best_take_turns(survey, model, shapes, monkeypatch):
 def test_the_report_names_the_worst(survey):
     def problem(label, ratio):
         return {
-            "label": label, "torch_mm_us": 10.0 * ratio, "auto_us": dict.fromkeys(("fp32", "ieee"), 10.0),
+            "label": label, "torch_mm_us": 10.0 * ratio,
+            "auto_us": dict.fromkeys(("fp32", "ieee"), 10.0),
             "auto": dict.fromkeys(("fp32", "ieee"), "a row"),
         }  # fmt: skip
 
