@@ -100,10 +100,7 @@ def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> di
 
 
 def errors(stages: list[str], layout: str, a: Tensor, b: Tensor) -> dict[str, Any]:
-    """Give the errors of the chain and of stages; for these, which terms of the promise they break.
-
-    The operands have both signs, so the promise's term about the mean is none of theirs.
-    """
+    """Give the errors of the chain and of stages; for these, which terms of the promise they break."""
     trans_a, trans_b = timing.LAYOUTS[layout]
     plain = a.t() if trans_a else a, b.t() if trans_b else b
     exact = accuracy.Exact(*plain)
@@ -112,7 +109,7 @@ def errors(stages: list[str], layout: str, a: Tensor, b: Tensor) -> dict[str, An
     for name in stages:
         found = exact.errors(fresh(name, layout, a, b))
         told[name] = asdict(found) | {
-            "broken": accuracy.broken(found, chain, len(exact.product), positive=False)
+            "broken": accuracy.broken(found, chain)
         }
     return told
 

@@ -25,10 +25,9 @@ PREDECESSOR = {
     ),
     "vec4_128x128": ("block_tile_2d", "both compute 128 x 128 by 8 x 8 a thread; vectors are new"),
     "mma_fp16x3": ("cp_async_pipelined", "it has the same ring of slices, of other elements"),
-    "few_rows": ("coalesced", "both read global memory without shared memory between"),
     "wgmma_narrow": ("wgmma_bf16x6", "both multiply three bf16 parts by wgmma"),
     "split_k": ("cp_async_pipelined", "the main loop is the same"),
-    "gemv": ("few_rows", "both are for few rows"),
+    "gemv": ("coalesced", "both read global memory without shared memory between"),
     "outer": ("block_tile_1d", "both keep an element of B in a register for a column of results"),
     "tma_split_k": ("tma_specialized", "the main loop is the same"),
     "tma_gemv": ("gemv", "both are for few rows, and warps have their own share of K"),
@@ -43,7 +42,6 @@ HEADERS = {
     "mma_fp16x3": ("mma_gemm.h", "parts_ring.h"),
     "wgmma_fp16x3": ("wgmma_gemm.h",),
     "wgmma_bf16x6": ("wgmma_gemm.h",),
-    "few_rows": ("few_rows.h",),
     "wgmma_narrow": (
         "narrow_gemm.h",
         "raw_slice.h",
@@ -66,7 +64,6 @@ CORES = {
     "tma_specialized": ("specialized.h", "multiply_pieces"),
     "mma_fp16x3": ("mma_gemm.h", "multiply_parts"),
     "wgmma_fp16x3": ("wgmma_gemm.h", "wgmma_kernel"),
-    "few_rows": ("few_rows.h", "few_along_n"),
     "wgmma_narrow": ("narrow_gemm.h", "multiply_share"),
     "split_k": ("26_split_k.cu", "kernel"),
     "gemv": ("gemv.h", "add"),
@@ -119,7 +116,6 @@ ORIGINS = {
     "wgmma_fp16x3": "This project, with rung 21's parts and sums.",
     "wgmma_bf16x6": "This project. Three bf16 parts are from Henry, Tang and Heinecke "
     "([arXiv:1904.06376](https://arxiv.org/abs/1904.06376)).",
-    "few_rows": "This project.",
     "wgmma_narrow": "This project.",
     "split_k": "This project. To cut K is an old technique; that the cut depends on the problem "
     "alone, so that bits do not change, is this stage's.",
@@ -217,7 +213,6 @@ WORDS = (
 
 # Stages that exist for problems which a table of squares does not show.
 SPECIAL = (
-    "few_rows",
     "wgmma_narrow",
     "split_k",
     "gemv",
@@ -393,9 +388,11 @@ adds up. So no long sum is left to them. P, the products hi x hi of one slice, i
 added to C by an ordinary FP32 addition, which rounds to nearest. Q, the two products with a `lo`,
 is two thousand times smaller, and so are its errors: it may run on for a whole segment of K.
 
-Some floats are in no two fp16 parts: those that are far smaller than the largest of their row.
-Where they could show in a result, the epilogue knows from what the split counted, and computes that
-one element as the strict stages do, by a chain of FP32 operations.""",
+Of elements far smaller than their row's largest, two fp16 parts cut off the last bits. Whether that
+matters is asked of the result: what was cut off are roundings, whose sum is known from the norms of
+the row and the column, and where it may show beside the result's own magnitude, the unit of 64 rows
+that the result is in is not stored but marked. A launch behind the product makes marked units anew
+by FP32 operations; mostly there are none, and it ends at once.""",
     "wgmma_fp16x3": """\
 The parts and the three sums stay; the machine around them is Hopper's. A warpgroup, four warps,
 starts a product of 64 rows by 128 columns with one instruction, `wgmma`, which reads both operands
@@ -414,24 +411,14 @@ to both. The compiler must take part: where it sees too few registers, or a sum 
 may still add to it, it makes every wgmma wait for the last, without a word but a note in its log.
 The build reads that note and fails.
 
-Where a large product's operands are too wide for two fp16 parts, the split notices it on the
-device: it leaves a verdict, and of the launches that follow, those that it makes needless end at
-once. The host asks nothing and waits for nothing, so a CUDA graph can hold it all.""",
+The certificate of each result is that of rung 21, and so are the units that are made anew. The
+host asks nothing and waits for nothing, so a CUDA graph can hold it all.""",
     "wgmma_bf16x6": """\
 A bf16 number has FP32's range of exponents and eight bits. Three of them hold all the bits of a
 float, wherever it lies in its row, so there is next to nothing that the parts cannot give. The
 price is in the products: of nine, the six matter that are not below FP32's last bit, twice as many
-as with two fp16 parts. The kernel is the same, with other numbers in its scheme; that is why it is
-the way out for operands of a wide range, and a rung for those who want no exceptions.""",
-    "few_rows": """\
-A product of a few rows is not short of arithmetic but of bytes: every element of the large operand
-serves only those rows, so the speed of memory is the limit and all that a kernel can do is to read
-each element once, and to keep enough reads under way. One block a column of tiles is too few for a
-whole GPU, so K is shared out, too: each block leaves its sums in the workspace, and a second launch
-adds them up, always in the same order, so that the bits do not change from run to run. They are not
-the bits of the strict chain, which knows one order only.
-
-Rungs 25 to 28 have since taken over what it was for: each is faster where it applies.""",
+as with two fp16 parts. The kernel is the same, with other numbers in its scheme: a rung for those who
+want no exceptions.""",
     "wgmma_narrow": """\
 Splitting in a launch of its own pays where an element serves hundreds of products. In a narrow
 product it serves few: there the split would read, write and read again what is needed once. So here
@@ -458,7 +445,8 @@ way the sums are added in one order.
 
 Three bf16 parts need no scale, so nothing has to be known of a row before it is read. What they
 cannot hold, elements near the ends of FP32's range, a thread notices while it splits, for five
-instructions a pair. Only results of tiles that have such elements are looked at again.""",
+instructions a pair. Only where a block's operands have such a range are results looked at, each by
+its magnitude; a warp settles those that are uncertain by what it finds in their row and column.""",
     "split_k": """\
 The main loop is that of cp_async_pipelined, to the letter; only the grid is another. A product with
 few results and a long K has few tiles: most of a GPU looks on while some multiprocessors walk along
@@ -549,7 +537,14 @@ multiplied; to read further ahead made it slower.
 
 With so few results a thread, reads of shared memory bound what is left: a float for each of 32
 lanes in a cycle, TM + TN of them for TM * TN products. From a side of 640 on a larger tile is
-worth more than another warp, and rung 19 has it.""",
+worth more than another warp, and rung 19 has it.
+
+A batch of small matrices is the opposite: there are warps enough, each has a slice or two to
+multiply, and then it waits for its block's end and the next one's first slice. Two of the tiles are
+for that: a warp has 32 x 32 results, 8 x 4 a thread, or two warps 64 x 64, 8 x 8 a thread, which
+read three eighths and a quarter of a float for a product where 2 x 4 reads three quarters. As many
+blocks as fit at a time walk over the batch, and the ring of slices runs on from matrix to matrix:
+the next one's are on their way while this one is multiplied and stored.""",
     "wgmma_short": """\
 The gradient of a weight for a few rows of data has a short K and a large result: it is a matter of
 writing D. FP32 units are still busy with it for longer than that takes, and a split in a launch of

@@ -33,8 +33,8 @@ def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layou
     fewer = stage == "tma_gemv"
     assert drawn.threads == tile.threads + tile.producers or fewer
     assert drawn.rows == tile.BM and (drawn.owner >= 0).all()
-    # Where their lanes walk k, blocks of few_rows and gemv have fewer columns.
-    along_k = fewer or layout == "TT" and stage in ("few_rows", "gemv")
+    # Where its lanes walk k, blocks of gemv have fewer columns.
+    along_k = fewer or layout == "TT" and stage == "gemv"
     if not along_k:
         assert drawn.columns == tile.BN
         results = np.bincount(drawn.owner.reshape(-1), minlength=tile.threads)
@@ -117,22 +117,6 @@ def test_a_warps_first_load_of_the_first_two_rungs():
         assert len(one_of_a) == len(one_of_b) == 32
         assert len(np.unique(one_of_a.i)) == rows and set(one_of_a.j) == {0}
         assert len(np.unique(one_of_b.j)) == columns and set(one_of_b.i) == {0}
-
-
-@pytest.mark.skipif("few_rows" not in STAGES, reason="the build has no such stage")
-@pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
-def test_owners_of_few_rows(layout):
-    """A thread for each column; where B's columns run along k, a warp for four."""
-    drawn = anatomy.of(STAGES["few_rows"], layout)
-    tile = STAGES["few_rows"].tiles[counts.best_row(STAGES["few_rows"])]
-    columns = np.arange(tile.BN if layout[1] == "N" else tile.threads // 8)
-    owner = columns if layout[1] == "N" else columns // 4 * 32
-    assert (drawn.owner == owner).all() and drawn.owner.shape == (tile.BM, len(columns))
-    assert (drawn.threads, drawn.staged) == (tile.threads, False)
-    for operand in "AB":
-        rows = drawn.loads.of(operand)
-        k = rows.j if operand == "A" else rows.i
-        assert len(rows) and set(k) == set(range(drawn.shape[2]))
 
 
 def phases(drawn, words, slice_):

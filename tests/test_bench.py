@@ -357,3 +357,234 @@ def test_an_unknown_problem_is_an_error(capsys):
     with pytest.raises(SystemExit):
         rows.main(["gemv:0", "--problem", "square 3 NN"])
     assert "no problem 'square 3 NN'" in capsys.readouterr().err
+
+
+# What operands hold
+
+
+@pytest.fixture
+def kinds():
+    import kinds
+
+    return kinds
+
+
+def small(kinds, layout="NN", m=24, n=20, k=40):
+    return kinds.Problem(f"{m}x{n}x{k}-{layout}", m, n, k, layout)
+
+
+def test_kinds_and_problems_are_many_and_named_once(kinds):
+    assert len(kinds.KINDS) >= 22 and len(kinds.PROBLEMS) >= 14
+    assert len({p.label for p in kinds.PROBLEMS}) == len(kinds.PROBLEMS)
+    realistic = [name for name, kind in kinds.KINDS.items() if kind.realistic]
+    assert realistic == list(kinds.KINDS)[: len(realistic)] and 10 < len(realistic) < 30
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_operands_of_every_kind(kinds, layout):
+    p = small(kinds, layout)
+    for name in kinds.KINDS:
+        a, b = kinds.operands(name, p, "cpu")
+        assert a.shape == ((p.k, p.m) if layout[0] == "T" else (p.m, p.k)), name
+        assert b.shape == ((p.n, p.k) if layout[1] == "T" else (p.k, p.n)), name
+        assert a.dtype == b.dtype == torch.float32 and a.is_contiguous() and b.is_contiguous()
+        bad = int((~a.isfinite()).sum()), int((~b.isfinite()).sum())
+        expected = {"one-nan": 1, "one-inf": 1, "all-nan": a.numel()}.get(name, 0)
+        assert bad == (expected, 0), name
+        again = kinds.operands(name, p, "cpu")
+        assert torch.equal(a.nan_to_num(), again[0].nan_to_num()) and torch.equal(b, again[1])
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (7, 2, 1), (3, 30, 5), (30, 3, 64)])
+def test_kinds_of_narrow_problems(kinds, m, n, k):
+    for name in kinds.KINDS:
+        for layout in ("NN", "TN"):
+            a, b = kinds.operands(name, small(kinds, layout, m, n, k), "cpu")
+            assert a.numel() == m * k and b.numel() == k * n
+
+
+def test_what_kinds_promise_of_their_data(kinds):
+    p = small(kinds, m=64, n=48, k=80)
+    of = {name: kinds.operands(name, p, "cpu") for name in kinds.KINDS}
+    assert ((of["one-hot"][0] != 0).sum(1) == 1).all()
+    assert ((of["permutation"][0] != 0).sum(1) == 1).all()
+    assert ((of["identity"][1] != 0).sum(0) == 1).all()
+    assert (of["zero-rows"][1][:, 1::2] == 0).all() and (of["zero-rows"][0][3::8] == 0).all()
+    assert of["lower-triangle"][0].triu(17).count_nonzero() == 0
+    assert (of["upper-triangle"][0] * of["lower-triangle"][0]).count_nonzero() < 64 * 3
+    assert of["cross-entropy"][0].sum(1).abs().max() < 1e-6
+    assert of["softmax"][0].sum(1) == pytest.approx(torch.ones(64))
+    assert of["subnormal"][0].abs().max() < torch.finfo(torch.float32).tiny
+    assert of["tanh-second"][0].abs().max() < 1e-7
+    assert (of["zeros-95"][0] == 0).float().mean() == pytest.approx(0.95, abs=0.02)
+
+
+def test_the_cross_entropy_gradient_of_a_weight_has_its_samples_along_k(kinds):
+    a, _ = kinds.operands("cross-entropy", small(kinds, "TN"), "cpu")  # stored (k, m)
+    assert a.sum(1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("layout", ["NN", "TN"])
+def test_data_check_of_a_right_product(kinds, layout):
+    import data
+
+    for name in kinds.KINDS:
+        p = small(kinds, layout)
+        found = data.check(p, "sgemm", *kinds.operands(name, p, "cpu"))
+        assert found["misplaced"] == found["inexact"] == 0, name
+        assert found["selections"] >= {"permutation": p.m, "identity": p.n}.get(name, 0), name
+        assert not found["broken"], name
+
+
+@pytest.mark.parametrize(
+    "name, value, term",
+    [
+        ("normal", 1e-3, "largest"), ("normal", float("nan"), "misplaced"),
+        ("one-inf", 0.0, "misplaced"), ("permutation", 1e-6, "inexact"),
+        ("identity", 1e-6, "inexact"),
+    ],
+)  # fmt: skip
+def test_data_check_notices_one_wrong_element(kinds, monkeypatch, name, value, term):
+    import data
+
+    p = small(kinds)
+    real = timing.stage_call
+
+    def wrong(stage, layout):
+        def call(a, b):
+            result = real(stage, layout)(a, b)
+            row = p.m // 2 if name == "one-inf" else 0
+            result[row, 1] = value if name == "one-inf" else result[row, 1] + value
+            return result
+
+        return call
+
+    monkeypatch.setattr(timing, "stage_call", wrong)
+    assert term in data.check(p, "sgemm", *kinds.operands(name, p, "cpu"))["broken"]
+
+
+def test_data_contract_has_a_floor():
+    import data
+
+    errors = accuracy.Errors
+    chain = errors(0.5, 2.0, 0.1, 0)
+    assert not data.broken(errors(1.25, 8.0, -4.0, 0), chain)
+    assert set(data.broken(errors(1.26, 8.1, -4.1, 0), chain)) == {"rms", "largest", "mean"}
+    assert not data.broken(errors(9.0, 29.0, 7.0, 0), errors(9.0, 20.0, -7.0, 0))
+    assert "rms" in data.broken(errors(float("nan"), 0.0, 0.0, 0), chain)
+
+
+def test_data_baseline_has_operands_of_its_own(kinds, monkeypatch):
+    """A graph reads addresses: normal data must be there still when cells have come and gone."""
+    import gc
+    import weakref
+
+    import data
+
+    class FakeTurn:
+        """Takes as many microseconds as its operands add up to; knows only where they lie."""
+
+        def __init__(self, call, sets, sample_ms):
+            self.operands = [weakref.ref(operand) for pair in sets for operand in pair]
+
+        def sample(self):
+            gc.collect()
+            found = [operand() for operand in self.operands]
+            assert all(operand is not None for operand in found)
+            return 1e-6 * sum(float(operand.abs().sum()) for operand in found)
+
+    def on_cpu(*sizes, seed):
+        return real(*sizes, seed=seed, device="cpu", rotate=False)
+
+    real = timing.operands
+    monkeypatch.setattr(timing, "Turn", FakeTurn)
+    monkeypatch.setattr(timing, "operands", on_cpu)
+    p = small(kinds)
+    time_cell = data.GpuTimer(p, "sgemm")
+    a, b = on_cpu(p.m, p.n, p.k, p.layout, seed=3)[0]
+    one, other = time_cell(a, b), time_cell(100 * a, 100 * b)
+    assert one.normal_us == other.normal_us > 0
+    assert other.us == pytest.approx(100 * one.us) and other.torch_mm_us == other.us
+
+
+def data_record(kinds, names, problems, times=(10.0, 5.0, 20.0)):
+    import data
+
+    record = {
+        "facts": {"device": "a GPU", "torch": "2.x", "date": "2026-11-24"}, "stage": "sgemm",
+        "cells": {},
+    }  # fmt: skip
+    timed, saved = [], []
+
+    def timer(p, stage):
+        timed.append(p.label)
+        return lambda a, b: data.Times(*times)
+
+    def run(seconds=float("inf")):
+        return data.measure(
+            record, problems, names, "sgemm", timer, lambda: saved.append(1), device="cpu",
+            seconds=seconds, quiet=True,
+        )  # fmt: skip
+
+    return record, timed, saved, run
+
+
+def test_data_measures_what_the_record_lacks(kinds):
+    problems, names = [small(kinds), small(kinds, "TN")], ["normal", "one-hot"]
+    record, timed, saved, run = data_record(kinds, names, problems)
+    assert not run(seconds=-1) and not record["cells"]
+    assert run() and len(saved) == 4 and timed == [p.label for p in problems]
+    assert json.loads(json.dumps(record["cells"])) == record["cells"]
+    del record["cells"][problems[1].label]["one-hot"]
+    assert run() and len(saved) == 5 and timed[2:] == [problems[1].label]
+
+
+def test_data_table_remarks_and_picture(kinds, monkeypatch, tmp_path, capsys):
+    import data
+
+    problems, names = [small(kinds), small(kinds, "TN")], ["normal", "one-hot", "graded"]
+    monkeypatch.setattr(kinds, "PROBLEMS", problems)
+    record, _, _, run = data_record(kinds, names, problems)
+    assert run()
+    record["cells"][problems[0].label]["graded"]["broken"] = {"rms": "9 > 1.25"}
+    path, picture = tmp_path / "data.json", tmp_path / "data.png"
+    path.write_text(json.dumps(record))
+    assert data.main(["--show", str(path), "--png", str(picture)]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "24x20x40-NN graded: rms 9 > 1.25" in text
+    assert "24x20x40-TN one-hot: 10 us, 2 x normal's time, 2 x torch.mm" in text
+    assert "4 realistic cells: 4 over 1.1 x normal's time" in text
+    assert picture.stat().st_size > 1000
+    del record["cells"][problems[0].label]["graded"]
+    path.write_text(json.dumps(record))
+    assert data.main(["--show", str(path)]) == 0
+
+
+def test_data_chooses_kinds_and_problems(kinds, capsys):
+    import data
+
+    with pytest.raises(SystemExit):
+        data.main(["--show", "x.json", "--problems", "3x3x3"])
+    assert "no such problem" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        data.main(["--show", "x.json", "--kinds", "nothing"])
+    assert "invalid choice" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_data_needs_a_gpu(tmp_path):
+    import data
+
+    with pytest.raises(SystemExit, match="needs a GPU"):
+        data.main(["--json", str(tmp_path / "data.json")])
+
+
+@pytest.mark.gpu
+def test_data_on_a_gpu(kinds, tmp_path):
+    import data
+
+    path = tmp_path / "data.json"
+    arguments = ["--json", str(path), "--kinds", "one-hot", "one-nan", "--problems", "1024x1024"]
+    assert data.main(arguments) in (0, 1)
+    cells = json.loads(path.read_text())["cells"]["1024x1024x1024-NN"]
+    assert all(cell["us"] > 0 and cell["torch_mm_us"] > 0 for cell in cells.values())

@@ -239,7 +239,7 @@ def test_long_diffs_are_folded_behind_what_to_read_first(maker, known, pages):
     assert set(folded) == set(maker.lessons.CORES)
 
 
-@pytest.mark.parametrize("name", ["few_rows", "wgmma_narrow", "split_k", "gemv", "outer"])
+@pytest.mark.parametrize("name", ["wgmma_narrow", "split_k", "gemv", "outer"])
 def test_problems_of_a_page_are_of_the_record(maker, known, pages, name):
     (stage,) = (s for s in STAGES if s.name == name)
     problems = known["selected"]["problems"]

@@ -944,6 +944,90 @@ def test_no_memory_for_a_result_is_torchs_own_error(call, grad):
     assert ours.type is theirs.type
 
 
+def freed(*shape: int, bytes_left: int = 0, device: str = "cpu") -> Tensor:
+    """A tensor whose storage has been resized under it, as FSDP frees a parameter's."""
+    t = torch.ones(*shape, device=device)
+    t.untyped_storage().resize_(bytes_left)
+    return t
+
+
+def expect_freed(call, *, name: str, part: str, device: str, bytes_left: int) -> None:
+    """What ``call`` makes of ``part`` without its memory, by the function's own words."""
+    said = f"{name}: {part}'s storage has {bytes_left} bytes, its view needs 48: was it freed"
+    sizes = (3, 4) if part in "ab" else (4, 3)
+    t = freed(*sizes, bytes_left=bytes_left, device=device)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        call(t)
+
+
+@pytest.mark.parametrize("bytes_left", [0, 44])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", problems.OPERATORS)
+def test_freed_storage_is_refused_by_every_operator(name, grad, device, bytes_left):
+    a, b = (torch.ones(*s, device=device) for s in ((4, 3), (3, 3)))
+    x = a.clone().requires_grad_(grad)
+    expect = functools.partial(expect_freed, name=name, device=device, bytes_left=bytes_left)
+    expect(lambda t: op(name)(t, x), part="a")
+    expect(lambda t: op(name)(x, t), part="b")
+    expect(lambda t: op(name)(x, b, t), part="c")
+    c = freed(4, 3, bytes_left=bytes_left, device=device)
+    assert torch.equal(op(name)(a, b, c, beta=0.0), a @ b), "nothing of c is read"
+
+
+@pytest.mark.parametrize("bytes_left", [0, 44])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_freed_storage_is_refused_by_every_function(device, bytes_left):
+    a, b = torch.ones(4, 3, device=device), torch.ones(3, 3, device=device)
+    expect = functools.partial(expect_freed, device=device, bytes_left=bytes_left)
+    expect(lambda t: xgemm_torch.sgemm(t, a), name="sgemm", part="a")
+    expect(lambda t: xgemm_torch.sgemm(a, b, out=t), name="sgemm", part="out")
+    expect(lambda t: op("sgemm").out(a, b, out=t), name="sgemm", part="out")
+    expect(lambda t: op("prepack")(t), name="prepack", part="b")
+    for name, call, part in (
+        ("linear", lambda t: xgemm_torch.linear(torch.ones(2, 4, device=device), t), "weight"),
+        ("mm", lambda t: xgemm_torch.mm(a, t), "mat2"),
+        ("prepack", xgemm_torch.prepack, "weight"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: {part}'s storage has {bytes_left} bytes"):
+            call(freed(3, 4, bytes_left=bytes_left, device=device))
+
+
+def test_freed_storage_in_backward():
+    """A weight whose memory went after the forward product, and did not come back."""
+    for name in ("sgemm", "naive"):
+        x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 4)
+        y = op(name)(x, w)
+        w.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match=f"{name}: b's storage has 0 bytes"):
+            y.sum().backward()
+
+
+def test_freed_storage_of_packed_parts():
+    stages = [stage.name for stage in xgemm_torch.stages() if stage.packs]
+    for name in stages:
+        a, b = torch.ones(2, 3), torch.ones(3, 4)
+        packed = op("prepack")(b, kernel=name)
+        packed.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match=f"{name}: packed's storage has 0 bytes"):
+            op(name)(a, b, packed=packed)
+
+
+def test_storage_that_suffices_is_taken():
+    base = torch.ones(40)
+    views = [base.as_strided((4, 3), (3, 1), 28), base[-1:].expand(4, 3)]
+    views += [base.as_strided((4, 3), (1, 10), 16), torch.ones(4, 0, 3).sum(1)]
+    for view in views:
+        want = torch.ones(2, 4) @ view
+        assert torch.equal(xgemm_torch.sgemm(torch.ones(2, 4), view), want)
+    base.untyped_storage().resize_(39 * 4)
+    for view, needs in zip(views[:2], (160, 160), strict=True):
+        with pytest.raises(ValueError, match=f"b's storage has 156 bytes, its view needs {needs}"):
+            xgemm_torch.sgemm(torch.ones(2, 4), view)
+    nothing = freed(4, 3)[:, :0]
+    assert xgemm_torch.sgemm(torch.ones(2, 4), nothing).shape == (2, 0)
+
+
 def test_meta_operands_give_meta_results():
     a, b = A.to("meta"), B.to("meta")
     assert xgemm_torch.sgemm(a, b).is_meta

@@ -38,8 +38,7 @@ def cell(size: int, stage: str) -> str:
     if time is None:
         return "-"
     speed = f"{time['tflops']:.1f}" if time["tflops"] < 60 else f"{time['tflops']:.0f}"
-    on_tensor_cores = not STAGES[stage].strict and stage != "few_rows"
-    share = f"{time['share']:.2f}x" if on_tensor_cores else f"{time['share']:.0%}"
+    share = f"{time['share']:.2f}x" if not STAGES[stage].strict else f"{time['share']:.0%}"
     return f"{speed} ({share})"
 
 

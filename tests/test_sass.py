@@ -293,8 +293,6 @@ LEAST = {
     # Where tiles are taken whole, 2% slower at 1024 than with 55.4; and where they are shared out.
     "tma_specialized 1": Least(0.89, 53.4),
     "tma_specialized 1 true": Least(0.89, 55.3),
-    # 16 rows of A for each element of B that is loaded: long, but it waits for memory anyway.
-    "few_rows 3": Least(body=30 * 1024),
 }
 NVCC = "13.0"  # whose code these shares and rates are of
 

@@ -78,6 +78,10 @@ FAULTS = {
     "too_few_arrivals": r"deadlock: .* \(phase 0 misses 1 of 2 arrivals and 0 bytes\)",
     "missing_wgmma_wait": f"unfinished wgmma: .* reads at .* an accumulator of its .* at {PLACE}",
     "missing_wgmma_commit": "unfinished wgmma: .* reads at .* an accumulator",
+    "missing_wgmma_register_fence": "unfenced: .* has not called wgmma_fence before",
+    "accumulators_read_after_their_fence": "unfenced: .* has used at .* not called wgmma_fence",
+    "accumulators_written_after_their_fence": "unfenced: .* has used at .* not called wgmma_fence",
+    "operand_written_after_its_fence": "unfenced: .* has used at .* not called wgmma_fence",
     "early_release": "overwritten: TMA at .* the wgmma at .*reads|race on .* several threads read",
     "wgmma_left_behind": "overwritten: TMA at .* writes what the wgmma at .* reads",
     "misaligned_box": "misaligned: the TMA .* is 128 past a multiple of 1024",
@@ -129,6 +133,7 @@ RIGHT = [
     "tma_product_cluster",
     "tma_dot_product",
     "warp_product",
+    "register_product",
     "split_product",
     "peer_product",
     "signals",
@@ -148,6 +153,7 @@ CALLS = {
     "mbarrier_arrive": "mbarrier arrival",
     "mbarrier_wait(": "mbarrier wait",
     "fence_for_wgmma(": "wgmma fence",
+    "wgmma_fence(": "wgmma register fence",
     "wgmma_commit(": "wgmma commit",
     "wgmma_wait<": "wgmma wait",
     "signal(": "signal",
@@ -165,7 +171,7 @@ def sites_in(path: Path, first: int = 1, last: int | None = None) -> dict[str, s
         for number, line in enumerate(lines, 1)
         if number >= first
         for call, kind in CALLS.items()
-        if call in line.split("//")[0]
+        if re.search(rf"(?<!\w){re.escape(call)}", line.split("//")[0])
     }
 
 
@@ -257,17 +263,39 @@ def test_configure_refuses_at_the_call(wrong, kind, text):
         simt.configure(**wrong)
 
 
+def a_site() -> str:
+    """A place where a kernel has waited."""
+    _C.simt_probe("tma_product")
+    sites = [site for site in simt.sites() if site.startswith("probes_hopper.cu:")]
+    return min(sites, key=lambda site: int(site.split(":")[1]))
+
+
+def test_configure_refuses_a_place_that_is_no_site():
+    site = a_site()
+    file, line = site.split(":")
+    with simt.configure(skip=site):
+        pass
+    with pytest.raises(ValueError, match=f"no site at '{file}:1'; near it are {site}, {file}:"):
+        simt.configure(skip=f"{file}:1")
+    with pytest.raises(ValueError, match="no site at 'nope.cu:3'; nope.cu has not run .* " + file):
+        simt.configure(skip="nope.cu:3")
+    _C.simt_forget_sites()
+    with simt.configure(skip=site):  # forgotten by sites() alone
+        assert simt.sites() == []
+
+
 def test_configure_lasts_as_long_as_its_block():
     def settings():
         with simt.configure() as now:
             return now
 
     before = settings()
-    changed = simt.configure(order="reverse", seed=2**64 - 1, skip="a.cu:3", row=2, share=0)
+    site = a_site()
+    changed = simt.configure(order="reverse", seed=2**64 - 1, skip=site, row=2, share=0)
     assert settings() == before, "the call alone changes nothing"
     with changed as now:
         assert settings() == now
-        assert (now["order"], now["seed"], now["skip"]) == ("reverse", 2**64 - 1, "a.cu:3")
+        assert (now["order"], now["seed"], now["skip"]) == ("reverse", 2**64 - 1, site)
         assert (now["row"], now["share"], now["sm_count"]) == (2, 0, before["sm_count"])
     assert settings() == before
 
@@ -301,6 +329,7 @@ def test_a_right_kernel_is_let_pass(probe, order):
 @pytest.mark.parametrize("order", simt.ORDERS)
 @pytest.mark.parametrize("probe, site", RIGHT_SITES)
 def test_a_right_kernel_needs_all_its_sites(probe, site, order):
+    _C.simt_probe(probe)
     with simt.configure(skip=site, order=order), pytest.raises(RuntimeError, match=CAUGHT):
         _C.simt_probe(probe)
     _C.simt_probe(probe)
@@ -319,13 +348,19 @@ class Way(NamedTuple):
     layout: str = "NN"
     batch: int | None = None
     share: int = SHARE
+    sm_count: int = FEW
 
     def run(self, stage: str, row: int, data: str = "normal", **settings: str) -> None:
         """The stage's product, on few multiprocessors."""
         a, b, flags = problems.operands(
-            70, 40, self.k, self.layout, batch=(self.batch, None), data=data
-        )
-        with simt.configure(row=row, sm_count=FEW, share=self.share, **settings):
+            70, 40, self.k, self.layout, batch=(self.batch, None),
+            data="normal" if data == "graded" else data,
+        )  # fmt: skip
+        if data == "graded":  # A's k over 2^-70 to 2^70, B's the other way: parts lose all of it
+            size = torch.exp2(torch.linspace(-70, 70, self.k))
+            a = a * (size[:, None] if flags["trans_a"] else size)
+            b = b / (size if flags["trans_b"] else size[:, None])
+        with simt.configure(row=row, sm_count=self.sm_count, share=self.share, **settings):
             xgemm_torch.sgemm(a, b, kernel=stage, **flags)
 
     def fault(self, stage: str, row: int, data: str = "normal", **settings: str) -> str:
@@ -344,18 +379,17 @@ fault_with_all_sites = functools.cache(Way.fault)
 def ways(stage: xgemm_torch.Stage) -> list[Way]:
     """Those in which a stage comes to all its sites.
 
-    K says in which way operands are split, the layout which of its two loops few_rows takes; with
-    a batch, persistent blocks have more than a tile each, and share out the last or take two whole.
+    K says in which way operands are split; with a batch, persistent blocks have more than a tile
+    each, and share out the last or take two whole.
     """
     if stage.strict and any(t.producers for t in stage.tiles):
         return [Way(depth(stage)), Way(500, batch=FEW + 1)]
-    if stage.name == "few_rows":
-        return [Way(k, layout) for k in (depth(stage), 1100) for layout in ("NN", "TN")]
     if stage.name == "outer":
         return [Way(depth(stage)), Way(8)]  # slices of A; a strip of rows
     if stage.name in ("gemv", "tma_gemv"):
-        # Several chains; one that is longer than the ring; more than meet in a cluster.
-        return [Way(200), Way(300, share=256), Way(2240)]
+        # Several chains; one that is longer than the ring; more than meet in a cluster. With no
+        # more blocks than multiprocessors they take turns with the launch before.
+        return [Way(200), Way(300, share=256), Way(2240), Way(200, sm_count=132)]
     shallow = Way(depth(stage))
     if stage.name == "split_k":  # chains that meet in a cluster, and more than that
         return [shallow, Way(300)]
@@ -375,10 +409,10 @@ def came_to():
     found: dict[str, list[tuple[str, int, Way]]] = {}
     for stage in xgemm_torch.stages():
         for way in ways(stage):
-            # With wide operands what only their verdict gives work goes round, too.
-            for data, row in itertools.product(
-                ("normal", "wide") if way.batch else ("normal",), range(len(stage.tiles))
-            ):
+            # With operands that parts cannot hold what makes units anew has work, too: more units
+            # than blocks, and fewer.
+            kinds = ("normal", "graded") if way.batch or way.k > 1000 else ("normal",)
+            for data, row in itertools.product(kinds, range(len(stage.tiles))):
                 _C.simt_forget_sites()
                 way.run(stage.name, row, data)
                 for site in simt.sites():
@@ -462,8 +496,7 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
     comes to one.
 
     A way may come to a site and not need it: a block with one tile shares nothing with the next.
-    A launch that has nothing to do by the verdict of another comes to them, too: wide operands are
-    what gives it work.
+    What makes units anew needs them only where parts lose some: graded operands.
     """
     name = came_to[site][0][0]
     ways_of: dict[int, list[Way]] = {}
@@ -471,7 +504,7 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
         if stage == name:
             ways_of.setdefault(row, []).append(way)
     for row, all_ways in ways_of.items():
-        for way, data in itertools.product(all_ways, ("normal", "wide")):
+        for way, data in itertools.product(all_ways, ("normal", "graded")):
             if fault := way.fault(name, row, data, skip=site, order=order):
                 break
         assert fault, f"row {row} does without it"

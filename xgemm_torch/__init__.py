@@ -32,6 +32,7 @@ from .explain import Candidate, Explanation, explain
 from .functional import addmm, bmm, linear, matmul, mm
 from .ops import sgemm
 from .packed import PackedWeight, prepack
+from .recomputed import Recomputed, count_recomputed
 from .registry import Stage, Tile, chain_share, stages
 
 if TYPE_CHECKING:
@@ -76,12 +77,14 @@ __all__ = [
     "ConvertReport",
     "Explanation",
     "PackedWeight",
+    "Recomputed",
     "Stage",
     "Tile",
     "addmm",
     "bmm",
     "chain_share",
     "convert",
+    "count_recomputed",
     "explain",
     "linear",
     "matmul",

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .registry import stages
+from .registry import left_out, stages
 
 PRECISIONS = ("fp32", "ieee")
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
+# Stages that could not be registered, and why.
+_LEFT_OUT = left_out()
 # Stages that do not keep what precision="ieee" promises.
 _OTHER_BITS = frozenset(stage.name for stage in stages() if not stage.strict)
 
@@ -125,6 +127,11 @@ def flag(name: str, arg: str, value: Any) -> None:
         raise TypeError(f"{name}: {arg} must be a bool, got {type(value).__name__}")
 
 
+def left_out_words(name: str, stage: str) -> str:
+    """What is said of a stage that could not be registered."""
+    return f"{name}: {stage} is left out of this build: {_LEFT_OUT[stage]}"
+
+
 def check_options(
     name: str, kernels: tuple[str, ...], kernel: Any, precision: Any, activation: Any = "none"
 ) -> None:
@@ -148,6 +155,8 @@ def check_options(
                 f"{name}: kernel must be 'auto' or '{name}' here, got '{kernel}'; "
                 "torch.ops.xgemm.sgemm takes any"
             )
+        if kernel in _LEFT_OUT:
+            raise RuntimeError(left_out_words(name, kernel))
         raise ValueError(f"{name}: no kernel named '{kernel}'; there are: {', '.join(kernels)}")
     stage = name if kernel == "auto" else kernel
     if precision == "ieee" and stage in _OTHER_BITS:
@@ -283,6 +292,30 @@ def check(
     if out is not None:
         _shape_of_out(name, out, shape)
     return shape
+
+
+def storage(name: str, arg: str, t: Any) -> None:
+    """Check that an operand's storage holds all that its view reaches.
+
+    Operands that have no storage of their own, as those of fakes and of transforms, are not looked
+    at.
+
+    Raises:
+        ValueError: it does not, as after ``untyped_storage().resize_(0)``.
+    """
+    if type(t) not in (Tensor, torch.nn.Parameter) or t.is_meta or t.numel() == 0:
+        return
+    try:
+        have = t.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return
+    last = sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
+    need = (t.storage_offset() + last + 1) * t.element_size()
+    if have < need:
+        raise ValueError(
+            f"{name}: {arg}'s storage has {have} bytes, its view needs {need}: "
+            "was it freed (untyped_storage().resize_(0))?"
+        )
 
 
 def takes(name: str, out: Any, result: Tensor) -> None:

@@ -99,6 +99,7 @@ def collect() -> dict[str, Any]:
         "load_error": error,
         "build": json.loads(module.build_info()) if module else {},
         "stages": [row["name"] for row in stages],
+        "stage_faults": json.loads(module.stage_faults()) if module else [],
         "gpus": gpus,
         "tuned": _tuned(gpus) if module else None,
         "fp32_precision": environment.fp32_state(),
@@ -168,6 +169,10 @@ def _tuned_words(tuned: dict[str, Any]) -> str:
     return f"{tuned['file']}: {', '.join([str(tuned['records']) + ' records', *counts])}"
 
 
+def _fault_words(fault: dict[str, Any]) -> str:
+    return f"{fault['name']} (rung {fault['rung']}, {fault['flavour']} flavour): {fault['why']}"
+
+
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     build = facts["build"]
     kernels = (
@@ -198,6 +203,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             )
         )
         lines.append(("stages", ", ".join(facts["stages"])))
+        lines.extend(("stage left out", _fault_words(row)) for row in facts["stage_faults"])
         lines.append(("tuned", _tuned_words(facts["tuned"])))
     lines.append(("GPUs", "\n".join(gpus) or "none that torch can use"))
     lines.append(("fp32_precision", fp32))
@@ -206,10 +212,13 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the facts; returns 1 when the module does not load or a stage is wrong, else 0."""
+    """Print the facts; returns 1 when the module does not load or a stage is wrong, else 0.
+
+    A stage that was left out is wrong.
+    """
     facts = collect()
     tests = self_test() if options.self_test and not facts["load_error"] else []
-    well = not facts["load_error"] and all(row["ok"] for row in tests)
+    well = not facts["load_error"] and not facts["stage_faults"] and all(r["ok"] for r in tests)
     if options.json:
         if options.self_test:
             facts["self_test"] = tests

@@ -35,7 +35,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _C, _checks, flops
 from ._checks import Words, own_words
-from .registry import stages
+from .registry import left_out, stages
 
 __all__ = ["sgemm"]
 
@@ -76,6 +76,21 @@ _LIB.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _C.register_kernels()
+
+
+def _define_left_out(name: str) -> None:
+    """An operator for a stage that could not be registered, to say why when it is called."""
+
+    def raises(*args: Any, **flags: Any) -> Tensor:
+        raise RuntimeError(_checks.left_out_words(name, name))
+
+    _LIB.define(f"{name}({_ARGUMENTS}) -> Tensor")
+    _LIB.impl(name, raises, "CompositeImplicitAutograd")
+
+
+for _name in left_out():
+    if _name.isidentifier() and _name.isascii() and _name not in ("sgemm", "prepack", "auto"):
+        _define_left_out(_name)
 
 OPS: dict[str, torch._ops.OpOverload] = {
     name: getattr(torch.ops.xgemm, name).default for name in NAMES
@@ -485,6 +500,9 @@ def _raise_as_python(
             refuse_grad(*operands, flags["out"], call)
         elif "aoti_torch_empty_strided" in str(error):
             operands[0].new_empty(shape)
+        elif "'s storage has" in str(error):
+            for arg, t in zip((call.a, call.b, call.c), operands, strict=False):
+                _checks.storage(call.name, arg, t)
     except (TypeError, ValueError, RuntimeError) as known:
         raise known from None
 

@@ -177,7 +177,8 @@ def _refusal(weight: Any) -> Exception | None:
     """Why a weight cannot be packed."""
     try:
         _checks._operand("prepack", "weight", weight)
-    except TypeError as error:
+        _checks.storage("prepack", "weight", weight)
+    except (TypeError, ValueError) as error:
         return error
     if type(weight) not in (Tensor, torch.nn.Parameter):
         return TypeError(f"prepack: weight must be a plain tensor, got {type(weight).__name__}")

@@ -105,6 +105,34 @@ class Stage:
     auto_choice: bool = True
 
 
+@dataclass(frozen=True)
+class StageFault:
+    """A stage that this build has not, for what is wrong with its file.
+
+    Attributes:
+        name: the operator's name that it would have.
+        rung: its number on the ladder.
+        flavour: "host" or "cuda", whichever of its two is left out.
+        why: what is wrong.
+    """
+
+    name: str
+    rung: int
+    flavour: str
+    why: str
+
+
+def faults() -> list[StageFault]:
+    """The stages that were left out when the module was loaded; none where all is well."""
+    return [StageFault(**row) for row in json.loads(_C.stage_faults())]
+
+
+def left_out() -> dict[str, str]:
+    """Why there is no stage of a name, for the names that have only faulty ones."""
+    names = {stage.name for stage in _stages()}
+    return {fault.name: fault.why for fault in faults() if fault.name not in names}
+
+
 @functools.cache
 def _stages() -> tuple[Stage, ...]:
     rows = json.loads(_C.stages())
@@ -152,5 +180,9 @@ def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
 
 
 def stages() -> list[Stage]:
-    """The stages of this build, lowest rung first; the list is the caller's own."""
+    """The stages of this build, lowest rung first; the list is the caller's own.
+
+    One that could not be registered is left out: `faults` says why, as does
+    ``python -m xgemm_torch info``.
+    """
     return list(_stages())

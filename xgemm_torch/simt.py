@@ -39,7 +39,8 @@ def configure(
         order: "forward", "reverse" or "random": the order in which threads and blocks run.
         seed: of the random order.
         skip: "file.cu:LINE", one of `sites`: what stands there is left out, to see that its
-            absence is noticed; "" for none.
+            absence is noticed; "" for none. A place becomes a site when the kernel comes to it: run
+            it once with all its sites.
         row: of the tile table of a stage that is called by its name, on a GPU as well; -1 to have
             it chosen. A stage without such a row raises ValueError then.
         sm_count: multiprocessors of the GPU that the host flavour stands for, 132 at first: stages
@@ -52,7 +53,8 @@ def configure(
 
     Raises:
         TypeError: a name that is no string, a number that is no int.
-        ValueError: an unknown order, a place that is not "file.cu:LINE", a number out of its range:
+        ValueError: an unknown order, a place that is not "file.cu:LINE" or no site, which the
+            message then names near ones of; a number out of its range:
             multiprocessors below 1, a row or a share below -1, a seed below 0 or above 2^64 - 1.
     """
     asked = {
@@ -95,6 +97,24 @@ def _refuse(changes: dict[str, Any]) -> None:
     file, _, line = skip.rpartition(":")
     if skip and not (file and line.isdigit()):
         raise ValueError(f"simt: skip is a place as in 'file.cu:42', or empty, got '{skip}'")
+    if skip and skip not in (known := json.loads(_C.simt_known_places())):
+        raise ValueError(f"simt: no site at '{skip}'; {_near(file, int(line), known)}")
+
+
+_NEAR = 8  # sites that a message names
+
+
+def _near(file: str, line: int, known: list[str]) -> str:
+    """The sites of a file nearest to a line, or the files that have some, in words."""
+    files = sorted({_by_line(place)[0] for place in known})
+    if file not in files:
+        some = f"those with sites are {', '.join(files)}" if files else "no kernel has"
+        return f"{file} has not run with all its sites in this process: {some}"
+    lines = sorted(number for name, number in map(_by_line, known) if name == file)
+    near = sorted(sorted(lines, key=lambda number: abs(number - line))[:_NEAR])
+    return f"near it are {', '.join(f'{file}:{number}' for number in near)}" + (
+        f" (of {len(lines)} in this file)" if len(lines) > len(near) else ""
+    )
 
 
 @contextlib.contextmanager
@@ -120,6 +140,7 @@ SITES = (
     "mbarrier arrival",
     "mbarrier wait",
     "wgmma fence",
+    "wgmma register fence",
     "wgmma commit",
     "wgmma wait",
     "signal",
@@ -127,9 +148,10 @@ SITES = (
     "launch wait",
 )
 """Kinds of `sites`: __syncthreads, __syncwarp, the two that order cp.async, bar.sync, the barrier
-of a cluster, what is done with mbarriers, the three that order wgmma, those between the blocks of a
-grid, and the wait of a launch for the one before it. An expect is an arrival, too, and is left out
-with it."""
+of a cluster, what is done with mbarriers, the four that order wgmma, those between the blocks of a
+grid, and the wait of a launch for the one before it. A "wgmma fence" is fence.proxy.async, of what
+threads store to shared memory, a "wgmma register fence" wgmma.fence. An expect is an arrival, too,
+and is left out with it."""
 
 
 def sites(kind: str | None = None) -> list[str]:

@@ -84,11 +84,13 @@ def heat(seconds: float = 1.0, size: int = 4096) -> None:
 class Turn:
     """One contender: a graph of ``calls`` products over rotating operands.
 
-    Whatever it takes, the host's part of a call is not in its time.
+    Whatever it takes, the host's part of a call is not in its time. The graph holds the operands'
+    addresses, so the turn keeps the operands.
     """
 
     def __init__(self, call: Call, sets: list[tuple[Tensor, Tensor]], sample_ms: float) -> None:
         """Time one call, and capture as many as take ``sample_ms``."""
+        self._sets = sets
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         call(*sets[0])
         torch.cuda.synchronize()

@@ -12,6 +12,7 @@
 #include "xgemm/chains.h"
 #include "xgemm/cost.h"
 #include "xgemm/host/simt_control.h"
+#include "xgemm/recompute_counter.h"
 #include "xgemm/select.h"
 #include "xgemm/tuned_cache.h"
 #if __has_include("xgemm_build_info.h")
@@ -78,6 +79,15 @@ std::string stages_json() {
         << ",\"tiles\":" << list(tiles) << "}";
     rows.push_back(row.str());
   }
+  return list(rows);
+}
+
+std::string faults_json() {
+  std::vector<std::string> rows;
+  for (const StageFault& f : stage_faults())
+    rows.push_back("{\"name\":" + quoted(f.name) + ",\"rung\":" + std::to_string(f.rung) +
+                   ",\"flavour\":" + quoted(f.flavour == Flavour::host ? "host" : "cuda") +
+                   ",\"why\":" + quoted(f.why) + "}");
   return list(rows);
 }
 
@@ -221,12 +231,20 @@ PyObject* text(F f) {
 }
 
 PyObject* py_stages(PyObject*, PyObject*) { return text(stages_json); }
+PyObject* py_stage_faults(PyObject*, PyObject*) { return text(faults_json); }
 PyObject* py_build_info(PyObject*, PyObject*) { return text(build_json); }
 PyObject* py_simt_sites(PyObject*, PyObject*) {
   return text([] {
     std::vector<std::string> all;
     for (const simt::SyncSite& s : simt::sites())
       all.push_back(list({quoted(simt::kSync[static_cast<int>(s.kind)]), quoted(s.place)}));
+    return list(all);
+  });
+}
+PyObject* py_simt_known_places(PyObject*, PyObject*) {
+  return text([] {
+    std::vector<std::string> all;
+    for (const std::string& place : simt::known_places()) all.push_back(quoted(place));
     return list(all);
   });
 }
@@ -455,8 +473,24 @@ PyObject* py_simt_tensor_core_step(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* py_count_recomputed(PyObject*, PyObject* args) {
+  int device;
+  unsigned long long counter;
+  if (!PyArg_ParseTuple(args, "iK", &device, &counter)) return nullptr;
+  if (device < 0) device = kHostCounter;
+  if (device > kHostCounter) {
+    PyErr_Format(PyExc_ValueError, "count_recomputed: device %d is beyond the %d that are counted",
+                 device, kCountedDevices);
+    return nullptr;
+  }
+  const auto before = recompute_counters[device].exchange(
+      reinterpret_cast<uint32_t*>(static_cast<uintptr_t>(counter)));
+  return PyLong_FromUnsignedLongLong(reinterpret_cast<uintptr_t>(before));
+}
+
 PyMethodDef methods[] = {
     {"stages", py_stages, METH_NOARGS, "The registry, as JSON."},
+    {"stage_faults", py_stage_faults, METH_NOARGS, "Stages that were left out, and why, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
     {"register_kernels", py_register_kernels, METH_NOARGS,
      "Registers the kernels of torch.ops.xgemm.*."},
@@ -472,6 +506,9 @@ PyMethodDef methods[] = {
      "What the terms are, and of what part of the time, as JSON."},
     {"chain_share", py_chain_share, METH_VARARGS,
      "chain_share(m, n, k, batch) -> of k, in a chain of the strict product; 0: all."},
+    {"count_recomputed", py_count_recomputed, METH_VARARGS,
+     "count_recomputed(device, address) -> the address before: where launches on that device, -1 "
+     "for the host flavour, add up how many units they make anew; 0 for nowhere."},
     {"tuned_path", py_tuned_path, METH_NOARGS,
      "The file of tuned problems that is read when auto first asks; empty for none."},
     {"tuned_read", py_tuned_read, METH_VARARGS, "tuned_read(path) -> its records, as JSON."},
@@ -482,6 +519,8 @@ PyMethodDef methods[] = {
      "simt_configure(order, seed, skip, row, sm_count, share) -> the settings before, as JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,
      "Every barrier, commit and wait that the host flavour has run, as JSON."},
+    {"simt_known_places", py_simt_known_places, METH_NOARGS,
+     "The places of all sites that have run, forgotten or not, as JSON."},
     {"simt_forget_sites", py_simt_forget_sites, METH_NOARGS,
      "simt_sites() tells of what runs from now on."},
     {"simt_trace", py_simt_trace, METH_VARARGS,

@@ -21,6 +21,7 @@
 #include "xgemm/host/chain.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/recent.h"
+#include "xgemm/recompute_counter.h"
 #include "xgemm/schedule.h"
 #include "xgemm/select.h"
 #include "xgemm/tuned_cache.h"
@@ -99,14 +100,38 @@ void check_tensor(const std::string& op, const char* name, const Tensor& t, cons
         "; all operands must be on one device");
 }
 
-Shape matrix(const std::string& op, const char* name, const Tensor& t) {
+// A storage can be resized under its views, as FSDP frees a parameter's between uses: t's must
+// still hold the last element that t reaches. Two calls of the stable ABI, some 10 ns.
+void check_storage(const std::string& op, const char* name, const Tensor& t, const Shape& s,
+                   int64_t element_bytes = sizeof(float)) {
+  int64_t bytes = 0, last = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(t.get(), &last));
+  for (size_t axis = 0; axis < 3; ++axis) {
+    if (s.size[axis] == 0) return;
+    last += (s.size[axis] - 1) * s.stride[axis];
+  }
+  if (bytes / element_bytes <= last)
+    bad(op, name, "'s storage has ", bytes, " bytes, its view needs ", (last + 1) * element_bytes,
+        ": was it freed (untyped_storage().resize_(0))?");
+}
+
+// The axes of a tensor of up to 3, aligned at the last one.
+Shape axes_of(const Tensor& t) {
   const int64_t dim = t.dim();
-  if (dim != 2 && dim != 3) bad(op, name, " must have 2 or 3 dimensions, got shape ", shape_of(t));
   Shape s;
   for (int64_t i = 0; i < dim; ++i) {
     s.size[static_cast<size_t>(3 - dim + i)] = t.size(i);
     s.stride[static_cast<size_t>(3 - dim + i)] = t.stride(i);
   }
+  return s;
+}
+
+Shape matrix(const std::string& op, const char* name, const Tensor& t) {
+  const int64_t dim = t.dim();
+  if (dim != 2 && dim != 3) bad(op, name, " must have 2 or 3 dimensions, got shape ", shape_of(t));
+  const Shape s = axes_of(t);
+  check_storage(op, name, t, s);
   return s;
 }
 
@@ -116,22 +141,23 @@ View<const float> view(const Tensor& t, const Shape& s, bool transpose) {
   return transpose ? v.transposed() : v;
 }
 
-// c broadcast to (batch, m, n), aligned at the last axis as everywhere in torch.
+// c broadcast to (batch, m, n), aligned at the last axis as everywhere in torch; where beta is 0 it
+// is not read, and none.
 View<const float> broadcast(const std::string& op, const Tensor& c, const Gemm& g, bool batched) {
   const std::array<int64_t, 3> target{g.batch, g.m, g.n};
-  Shape s;
-  const int64_t dim = c.dim();
-  bool fits = dim <= (batched ? 3 : 2);
-  for (int64_t i = 0; fits && i < dim; ++i) {
-    const auto axis = static_cast<size_t>(3 - dim + i);
-    fits = c.size(i) == target[axis] || c.size(i) == 1;
-    s.stride[axis] = c.size(i) == 1 ? 0 : c.stride(i);
-  }
+  bool fits = c.dim() <= (batched ? 3 : 2);
+  Shape s = fits ? axes_of(c) : Shape();
+  for (size_t axis = 0; fits && axis < 3; ++axis)
+    fits = s.size[axis] == target[axis] || s.size[axis] == 1;
   if (!fits) {
     const std::string head = batched ? std::to_string(g.batch) + ", " : "";
     bad(op, "c does not broadcast to the result: c is ", shape_of(c), ", the result is (", head,
         g.m, ", ", g.n, ")");
   }
+  if (g.beta == 0.f) return {};
+  check_storage(op, "c", c, s);
+  for (size_t axis = 0; axis < 3; ++axis)
+    if (s.size[axis] == 1) s.stride[axis] = 0;
   return {static_cast<const float*>(c.const_data_ptr()), s.stride[1], s.stride[2], s.stride[0]};
 }
 
@@ -200,6 +226,9 @@ const Stage* named(const std::string& op, const std::string& kernel, Flavour fla
   const std::string& name = any ? kernel : op;
   if (name == "auto") return nullptr;
   if (const Stage* s = find_stage(flavour, name)) return s;
+  for (const Flavour each : {flavour, Flavour::host})
+    if (const StageFault* f = find_fault(each, name))
+      throw std::runtime_error(op + ": " + name + " is left out of this build: " + f->why);
   if (find_stage(Flavour::host, name))
     throw std::runtime_error(
         op + ": this build of xgemm_torch has no CUDA kernels" +
@@ -257,7 +286,6 @@ Gemm describe(const std::string& op, const Arguments& x) {
   if (x.c) {
     check_tensor(op, "c", *x.c, x.a);
     g.c = broadcast(op, *x.c, g, x.a.dim() == 3 || x.b.dim() == 3);
-    if (g.beta == 0.f) g.c = {};
   } else if (x.beta != 0. && x.beta != 1.) {
     bad(op, "beta is ", x.beta, " but there is no c");
   }
@@ -266,6 +294,7 @@ Gemm describe(const std::string& op, const Arguments& x) {
     if (x.packed->dim() != 1 || x.packed->stride(0) != 1 || x.b.dim() != 2)
       bad(op, "packed must be what prepack has made of a b of 2 dimensions, got shape ",
           shape_of(*x.packed), " for b ", shape_of(x.b));
+    check_storage(op, "packed", *x.packed, axes_of(*x.packed), 1);
   }
   return g;
 }
@@ -342,7 +371,7 @@ std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes) {
 // What a launch on the device of `t` needs to know; that device must be the current one.
 Context context_of(const Tensor& t) {
   const int32_t index = t.get_device_index();
-  Context context{.device = cuda_device(index)};
+  Context context{.device = cuda_device(index), .recomputed = recompute_counter(index)};
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &context.stream));
   return context;
 }
@@ -564,8 +593,6 @@ void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
-constexpr size_t kMostStages = 64;
-
 template <size_t... I>
 constexpr std::array<Boxed, sizeof...(I)> boxed(std::index_sequence<I...>) {
   return {&stage_op<I>...};
@@ -577,8 +604,6 @@ void register_kernels() {
   using torch::stable::detail::StableLibrary;
   static constexpr auto table = boxed(std::make_index_sequence<kMostStages>());
   const auto& all = stages(Flavour::host);
-  if (all.size() > kMostStages)
-    throw std::logic_error("xgemm: more stages than kMostStages in csrc/torch/ops.cpp");
   static bool done = false;
   if (done) return;
   done = true;

@@ -3,37 +3,30 @@
 #pragma once
 
 #include "xgemm/narrow_gemm.h"
+#include "xgemm/settle.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-// Takes four neighbours from (i, j) on through the epilogue.
+// Takes a lane's four neighbours from (i, j) on through the epilogue, by all of a warp, which has
+// row i.
 __device__ __forceinline__ void store_sums4(const Gemm& g, int64_t i, int64_t j, float (&sum)[4],
-                                            uint32_t strange) {
-  if (i >= g.m || j >= g.n) return;
-  if (strange) [[unlikely]] {
-#pragma unroll 1
-    for (int w = 0; w < 4; ++w) {  // they go round, and have no number that is known only here
-      const float x = j + w < g.n ? walk_again(g, i, j + w, sum[0], strange) : 0.f;
-      sum[0] = sum[1], sum[1] = sum[2], sum[2] = sum[3], sum[3] = x;
-    }
-  }
-  store_row4(g, i, j, sum);
+                                            uint32_t range) {
+  settle(g, i, j, sum, range);
+  if (i < g.m && j < g.n) store_row4(g, i, j, sum);
 }
 
 // The blocks of a cluster add up what they have of a tile, each its part of it, once all have left
-// it. told: what is strange of a block's, as bits.
+// it. told: the range of a block's operands, as bits.
 template <int BM>
 __device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& here, const float* told,
                                                   const Gemm& g, const Origin& o, int share,
                                                   int shares) {
   const int lane = threadIdx.x % 32;
-  const auto strange = [&] {
-    const float of_block = load_from_block(told, lane < shares ? lane : share);
-    return __reduce_or_sync(0xffffffffu, float_to_bits(of_block));
-  };
+  const uint32_t range =
+      join_ranges_of_warp(float_to_bits(load_from_block(told, lane < shares ? lane : share)));
   add_in_cluster<kShareThreads>(here, share, shares, [&](int row, int column, float (&sum)[4]) {
-    store_sums4(g, o.i + row, o.j + column, sum, strange());
+    store_sums4(g, o.i + row, o.j + column, sum, range);
   });
   cluster_sync(Relaxed());  // nobody reads this block's any more
 }
@@ -49,15 +42,15 @@ __device__ __forceinline__ void finish_tile(const ShareJob& job, const Gemm& g, 
   const int shares = static_cast<int>(job.shares);
   const float* const sums = job.sums + place * (BM * kLong) + e;
   float sum[4] = {-0.f, -0.f, -0.f, -0.f};  // -0 + x is x
-  uint32_t strange = 0;
+  uint32_t range = 0;
 #pragma unroll 1
   for (int first = 0; first < shares; first += kAhead) {
     const int share = first + static_cast<int>(threadIdx.x) % kAhead;
-    if (share < shares) strange |= job.strange[place + share];
+    if (share < shares) range = join_ranges(range, job.ranges[place + share]);
     add_shares<kAhead>(sum, first, shares,
                        [&](float (&x)[4], int s) { load4(x, sums + int64_t{s} * (BM * kLong)); });
   }
-  store_sums4(g, o.i + e / kLong, o.j + e % kLong, sum, __reduce_or_sync(0xffffffffu, strange));
+  store_sums4(g, o.i + e / kLong, o.j + e % kLong, sum, join_ranges_of_warp(range));
 }
 
 // Leaves a share's sums in a tile whose rows are kPitch apart.
@@ -91,17 +84,26 @@ __device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, co
 }
 
 // Takes the sums of a tile through the epilogue, from the registers of those who have them. Most
-// tiles go straight through: behind a jump, code is waited for.
+// tiles go straight through: behind a jump, code is waited for. Others go by way of shared memory,
+// to warps that have rows.
 template <int BM>
 __device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
-                                           const float (&sum)[kNarrowSums<BM>], uint32_t strange) {
+                                           const float (&sum)[kNarrowSums<BM>], uint32_t range) {
   constexpr int kSums = kNarrowSums<BM>;
   const int64_t i = o.i + threadIdx.x % 4 * 2;
   const int64_t j = o.j + RegisterParts<kLong, false>::first_row();
-  if (strange) [[unlikely]]
-    return go_round<BM>(here, g, o, sum, [&](int64_t r, int64_t c, float x) {
-      g.store(r, c, walk_again(g, r, c, x, strange));
-    });
+  if (!Certainty(range, g.k).always()) [[unlikely]] {
+    leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], sum);
+    named_barrier(1, kShareThreads);
+    const int column = threadIdx.x % 32 * 4;
+#pragma unroll 1
+    for (int row = threadIdx.x / 32; row < BM; row += kShareThreads / 32) {
+      float x[4];
+      load4(x, &here.d[row][column]);
+      store_sums4(g, o.i + row, o.j + column, x, range);
+    }
+    return;
+  }
   float z[kSums];
   if (g.beta == 0.f) {
 #pragma unroll

@@ -37,7 +37,7 @@ struct NarrowRing {
   typename Rows::Slice slices[kNarrowBuffers];
   Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in parts
   Mbarrier landed[kSlicesAhead], taken[kSlicesAhead];  // of slices as they are
-  uint32_t strange[kShareWarps];  // what each warp has seen: see Reach ...
+  uint32_t ranges[kShareWarps];  // of what each warp has split: see join_ranges ...
   float told;  // ... and all of them, as bits, for the cluster
 
   // Where slices have been.
@@ -46,15 +46,17 @@ struct NarrowRing {
     return *reinterpret_cast<NarrowSums<BM>*>(&slices);
   }
 
-  // What is strange of a warp's elements.
+  // The range of a warp's elements: D's rows are A's, its columns B's.
   __device__ __forceinline__ void tell(const Reach& reach) {
-    const uint32_t seen = __reduce_or_sync(0xffffffffu, reach.strange());
-    if (threadIdx.x % 32 == 0) strange[threadIdx.x / 32] = seen;
+    const int warp = threadIdx.x / 32;
+    const uint32_t range = reach.half_range() << (warp < kShareThreads / 32 ? 16 : 0);
+    const uint32_t joint = join_ranges_of_warp(range);
+    if (threadIdx.x % 32 == 0) ranges[warp] = joint;
   }
   // Of all of the block, once all have told.
-  __device__ __forceinline__ uint32_t all_told() const {
+  __device__ __forceinline__ uint32_t range() const {
     const int warp = threadIdx.x % 32;
-    return __reduce_or_sync(0xffffffffu, warp < kShareWarps ? strange[warp] : 0);
+    return join_ranges_of_warp(warp < kShareWarps ? ranges[warp] : 0);
   }
 
   // By all threads of the block. `loading`: those that arrive when a slice lands.
@@ -118,8 +120,8 @@ struct NarrowLoad {
   }
 };
 
-// D's rows into parts. What is strange of them is told before the last slice is handed over, so
-// that who multiplies it knows that to be there.
+// D's rows into parts. Their range is told before the last slice is handed over, so that who
+// multiplies it knows that to be there.
 template <int BM, bool kA, bool kB>
 __device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, int64_t k0, int64_t k1) {
   Reach reach;

@@ -64,6 +64,15 @@ __device__ __forceinline__ void atomic_max(uint32_t* p, uint32_t x) {
 #endif
 }
 
+// *p += x, among all threads of a grid and of others.
+__device__ __forceinline__ void atomic_add(uint32_t* p, uint32_t x) {
+#ifdef __CUDACC__
+  atomicAdd(p, x);
+#else
+  simt::atomic_add(p, x);
+#endif
+}
+
 // ---- Signals between the blocks of a grid: a launch that is `in_order` begins blocks in the order
 // of their numbers, so that a block may wait for those before it ----
 
@@ -149,6 +158,21 @@ __device__ __forceinline__ const float* opaque(const float* p) {
   asm("" : "+l"(p));
 #endif
   return p;
+}
+
+// The same of a number: what is computed of it again need not be kept till then.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+#ifdef __CUDACC__
+  asm("" : "+r"(x));
+#endif
+  return x;
+}
+
+// No load moves over it, which would take registers.
+__device__ __forceinline__ void keep_order() {
+#ifdef __CUDACC__
+  asm volatile("" ::: "memory");
+#endif
 }
 
 // The least of three.

@@ -270,10 +270,14 @@ __device__ __forceinline__ void fence_for_wgmma([[maybe_unused]] simt::Site site
 #endif
 }
 
-// Before the first wgmma that uses registers or shared memory which this thread has written.
-__device__ __forceinline__ void wgmma_fence() {
+// By all threads of a warpgroup, before its first wgmma and before each that is given registers,
+// accumulators or A's, which the thread has read or written since the last one. (Of accumulators
+// that only wgmmas of one shape use in between, the chip keeps the order by itself.)
+__device__ __forceinline__ void wgmma_fence([[maybe_unused]] simt::Site site = simt::here()) {
 #ifdef __CUDACC__
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#else
+  simt::wgmma_fence(site);
 #endif
 }
 

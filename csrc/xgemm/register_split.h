@@ -1,6 +1,6 @@
 // smem -> registers -> bf16 parts: operands are split on their way to the tensor cores, one into
-// registers and one into shared memory, all 24 bits of an element, whatever its row. What three
-// parts cannot hold is told by Reach.
+// registers and one into shared memory, all 24 bits of an element, whatever its row. The range of
+// what has been split decides which results need a certificate (settle.h).
 #pragma once
 
 #include "xgemm/raw_slice.h"
@@ -9,16 +9,10 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-// Magnitudes between which nothing can go wrong: products of such numbers and sums of as many as
-// there can be, 2^33, are far within the range of FP32, and so are all parts.
-constexpr int kLeastExponent = -50, kMostExponent = 45;
-
 // Of the elements that a thread has seen: the smallest magnitude but zero, less one, without the
 // sign's bit; and of their first parts the largest, in both halves. Elements may be so small that
 // their parts are zeros.
 struct Reach {
-  // kShort is of a product, not of an element.
-  static constexpr uint32_t kLow = 1, kHigh = 2, kShort = 4;
   uint32_t least = 0xffffffffu, most = 0;
 
   // Two elements, and their first parts.
@@ -27,14 +21,33 @@ struct Reach {
     least = min3_u32(a + a - 1, b + b - 1, least);
     most = max_u16x2(parts & 0x7fff7fffu, most);
   }
-  // Whether some were below, and above, what is safe for any product.
-  __device__ __forceinline__ uint32_t strange() const {
-    constexpr uint32_t kLeast = (127 + kLeastExponent) << 24, kMost = (127 + kMostExponent) << 7;
-    const bool low = least < kLeast - 1;
-    const bool high = (most & 0xffffu) >= kMost || most >> 16 >= kMost;
-    return (low ? kLow : 0) | (high ? kHigh : 0);
+  // As a Range's half: FP32's exponent fields of the largest, rounded up, and of the smallest.
+  __device__ __forceinline__ uint32_t half_range() const {
+    const uint32_t high = most >> 16 > (most & 0xffffu) ? most >> 16 : most & 0xffffu;
+    const uint32_t low = least == 0xffffffffu ? 255u : (least + 1) >> 24;
+    return high >> 7 << 8 | (255u - low);
   }
 };
+
+// The range of both operands' elements, A's in the lower half: a byte for the largest's exponent
+// field, 255 if some are not finite, and one for 255 less the smallest's, zeros apart. So ranges
+// are joined by each byte's maximum.
+__device__ __forceinline__ uint32_t join_ranges(uint32_t x, uint32_t y) {
+  uint32_t joint = 0;
+#pragma unroll
+  for (int byte = 0; byte < 32; byte += 8) {
+    const uint32_t a = x >> byte & 255u, b = y >> byte & 255u;
+    joint |= (a > b ? a : b) << byte;
+  }
+  return joint;
+}
+__device__ __forceinline__ uint32_t join_ranges_of_warp(uint32_t x) {
+  uint32_t joint = 0;
+#pragma unroll
+  for (int byte = 0; byte < 32; byte += 8)
+    joint |= __reduce_max_sync(0xffffffffu, x >> byte & 255u) << byte;
+  return joint;
+}
 
 // Two neighbours along k into their parts, p0 first.
 __device__ __forceinline__ void split_pair(uint32_t (&parts)[3], float x0, float x1, Reach& reach) {

@@ -67,4 +67,24 @@ XGEMM_HD Origin raster(uint32_t block, const Gemm& g) {
   return raster(block, g.m, g.n, T.BM, T.BN, T.group);
 }
 
+// The tiles of a batch that one of `blocks` blocks computes, one after the other: they are numbered
+// matrix by matrix, and a block has every blocks-th of them. It counts on without a division.
+struct BatchWalk {
+  uint32_t z, tile;  // matrix, and tile of it, as raster() counts them
+  uint32_t tiles;    // of a matrix
+  uint32_t step_z, step_tile;
+
+  XGEMM_HD BatchWalk(uint32_t block, uint32_t blocks, uint32_t tiles_)
+      : z(block / tiles_),
+        tile(block % tiles_),
+        tiles(tiles_),
+        step_z(blocks / tiles_),
+        step_tile(blocks % tiles_) {}
+
+  XGEMM_HD void next() {
+    z += step_z, tile += step_tile;
+    if (tile >= tiles) ++z, tile -= tiles;
+  }
+};
+
 }  // namespace xgemm

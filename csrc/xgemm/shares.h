@@ -29,7 +29,7 @@ struct ShareJob {
   int64_t shares = 1, share = 0;  // of k
   bool cluster = false;  // the blocks of a tile are one, and need no workspace
   float* sums = nullptr;  // [matrix][tile][share][row][column]
-  uint32_t* strange = nullptr;  // [matrix][tile][share]: see Reach
+  uint32_t* ranges = nullptr;  // [matrix][tile][share]: join_ranges
 
   XGEMM_HD int64_t place(int64_t z, int64_t tile) const { return (z * tiles + tile) * shares; }
 
@@ -99,63 +99,9 @@ inline SharePlan plan_shares(const Gemm& all, const Tile& t, void* workspace) {
     return layout.place(static_cast<size_t>(places * words) * sizeof(float));
   };
   job.sums = static_cast<float*>(room(int64_t{t.BM} * kLong));
-  job.strange = static_cast<uint32_t*>(room(1));
+  job.ranges = static_cast<uint32_t*>(room(1));
   plan.bytes = layout.bytes;
   return plan;
-}
-
-// What is known of a row's elements: the smallest magnitude but zero, less one, and the largest, as
-// bits.
-struct RowReach {
-  uint32_t least = 0xffffffffu, most = 0;
-  __device__ __forceinline__ void see(float x) {
-    const uint32_t bits = float_to_bits(x) & 0x7fffffffu;
-    least = bits - 1 < least ? bits - 1 : least;
-    most = bits > most ? bits : most;
-  }
-};
-
-// Whether parts gave the product of these rows, which is `sum`. What three parts lose of an element
-// is below 2^-134, and nothing where all of a row are above 2^-100 (or zero).
-__device__ __forceinline__ bool parts_gave(const RowReach& a, const RowReach& b, int depth,
-                                           float sum) {
-  constexpr uint32_t kInfinity = 0x7f800000u, kWhole = (127u - 100) << 23;
-  if (a.most >= kInfinity || b.most >= kInfinity) return false;
-  const auto exponent = [](uint32_t bits) { return static_cast<int>(bits >> 23) - 127; };
-  const int top_a = exponent(a.most), top_b = exponent(b.most), top = top_a + top_b;
-  if (top_a >= 127 || top_b >= 127) return false;  // a part may be infinite, and zeros make it NaN
-  if (a.most == 0 || b.most == 0) return true;
-  if (top + depth >= kOverflow || top < -100) return false;
-  constexpr int kNothing = -1000;
-  const int from_a = a.least < kWhole - 1 ? top_b : kNothing;
-  const int from_b = b.least < kWhole - 1 ? top_a : kNothing;
-  const int lost = (from_a > from_b ? from_a : from_b) + 2 + depth - 134;  // log2 of a bound
-  return lost < kNothing / 2 || lost <= exponent(float_to_bits(sum) & 0x7fffffffu) - 26;
-}
-
-// Element (i, j), of which parts gave `sum` while some element of its tile was strange: where that
-// may matter, the rows are walked again, and the chain is there if it is needed.
-__device__ __forceinline__ float walk_again(const Gemm& g, int64_t i, int64_t j, float sum,
-                                            uint32_t strange) {
-  // If there are no large elements, small ones lose less than 2^-134 * 2^kMostExponent each.
-  const int lost = -134 + kMostExponent + depth_of(g.k);
-  if (strange == Reach::kLow && fabsf(sum) >= bits_to_float((127u + lost + 26) << 23)) return sum;
-  RowReach a, b;
-  float chain = 0.f;
-#pragma unroll 4
-  for (int64_t k = 0; k < g.k; ++k) {
-    const float x = g.a(i, k), y = g.b(k, j);
-    a.see(x), b.see(y);
-    chain = fmaf(x, y, chain);
-  }
-  if (strange & Reach::kShort) return chain;
-  return parts_gave(a, b, depth_of(g.k), sum) ? sum : chain;
-}
-
-// What is strange of a product, whatever its elements: that there are too few of them, as a chain
-// of so few operations is more accurate than parts.
-__device__ __forceinline__ uint32_t strange_product(const Gemm& g) {
-  return g.k < kBf16x6.least ? Reach::kShort : 0;
 }
 
 }  // namespace XGEMM_FLAVOUR

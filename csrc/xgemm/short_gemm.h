@@ -84,7 +84,6 @@ struct alignas(16) ShortSums {
   static_assert(kPitch % 32 == 8);
   float d[64][kPitch];
   Mbarrier filled, stored;
-  uint32_t strange;  // see Reach
 };
 
 template <Tile T, bool kA, bool kB>
@@ -97,8 +96,12 @@ struct ShortRing {
   // B's slice is there; so is A's, which the same threads split before it.
   Mbarrier full[T.buffers];
   ShortSums<T.BN> sums[kGroups];
-  // What each warp that splits has seen of a tile: see Reach. It lies with the last slice of B's.
-  uint32_t strange[T.buffers][kSplitters / 32];
+  // Of a tile's operands, by warps that split: see join_ranges. From those who split to those who
+  // store there are fewer tiles on their way than this has room for: a slice of each in b's ring,
+  // one that is multiplied, one that is stored.
+  static constexpr uint32_t kRanges = 8;
+  static_assert(T.buffers + 2 < kRanges);
+  uint32_t ranges[kRanges][kSplitters / 32];
   Mbarrier landed[kShortAhead], taken[kShortAhead];
 
   template <class Operand>
@@ -190,7 +193,8 @@ __device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const Sh
     from.advance();
   };
   Reach of_a;
-  for (ShortWalk<T> walk{job}; walk.left > 0; walk.next()) {
+  uint32_t tile = 0;
+  for (ShortWalk<T> walk{job}; walk.left > 0; walk.next(), ++tile) {
     Reach of_b;
     if (walk.begins()) of_a = {};
 #pragma unroll 1
@@ -202,9 +206,9 @@ __device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const Sh
       }
       split(ring.b, to_b, of_b);
       if (left == 1) {
-        const uint32_t seen = __reduce_or_sync(0xffffffffu, of_a.strange() | of_b.strange());
+        const uint32_t range = join_ranges_of_warp(of_a.half_range() | of_b.half_range() << 16);
         const int warp = static_cast<int>(threadIdx.x) % kSplitters / 32;
-        if (threadIdx.x % 32 == 0) ring.strange[to_b.stage][warp] = seen;
+        if (threadIdx.x % 32 == 0) ring.ranges[tile % ring.kRanges][warp] = range;
       }
       fence_for_wgmma();
       mbarrier_arrive(&ring.full[to_b.stage]);  // A's slice, if there was one, goes with it
@@ -255,7 +259,6 @@ __device__ __forceinline__ void multiply_tiles(ShortRing<T, kA, kB>& ring, const
   RingPlace<T.buffers> at;
   RingPlace<1> to;
   for (ShortWalk<T> walk{job}; walk.left > 0; walk.next(), to.advance()) {
-    uint32_t strange = 0;
     RingPlace<kShortStay> at_a = row;
 #pragma unroll
     for (int e = 0; e < kSums; ++e) sum[e] = 0.f;
@@ -270,8 +273,6 @@ __device__ __forceinline__ void multiply_tiles(ShortRing<T, kA, kB>& ring, const
       wgmma_fence();
       multiply_first(part, a, b);
       add();
-      if (left == 1)
-        strange = __reduce_or_sync(0xffffffffu, ring.strange[at.stage][thread % (kSplitters / 32)]);
       if (thread == 0) {
         if (walk.ends()) mbarrier_arrive(&ring.a.empty[at_a.stage]);
         mbarrier_arrive(&ring.b.empty[at.stage]);
@@ -282,7 +283,6 @@ __device__ __forceinline__ void multiply_tiles(ShortRing<T, kA, kB>& ring, const
 #pragma unroll
     for (int e = 0; e < kSums; e += 2)
       store2(mine + e / 2 % 2 * 8 * kPitch + e / 4 * 8, sum[e], sum[e + 1]);
-    if (thread == 0) sums.strange = strange;
     mbarrier_arrive(&sums.filled);
   }
 }
@@ -294,15 +294,18 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
   static_assert(T.BN == 128);
   const int first = static_cast<int>(threadIdx.x) % kStorers / 32, column = threadIdx.x % 32 * 4;
   RingPlace<1> at;
-  for (ShortWalk<T> walk{job}; walk.left > 0; walk.next(), at.advance()) {
+  uint32_t tile = 0;
+  for (ShortWalk<T> walk{job}; walk.left > 0; walk.next(), at.advance(), ++tile) {
     const Gemm g = job.g.at(walk.z);
 #pragma unroll 1
     for (int group = 0; group < ring.kGroups; ++group) {
       ShortSums<T.BN>& sums = ring.sums[group];
       const int64_t i = walk.i0() + group * 64, j = walk.j0() + column;
       mbarrier_wait(&sums.filled, at.parity);
-      const uint32_t strange = sums.strange | strange_product(g);
-      if (!strange && g.beta == 0.f && g.act == Act::none && i + 64 <= g.m &&
+      const uint32_t* const of_warps = ring.ranges[tile % ring.kRanges];
+      const Certainty certain(
+          join_ranges_of_warp(of_warps[threadIdx.x % (kSplitters / 32)]), g.k);
+      if (certain.always() && g.beta == 0.f && g.act == Act::none && i + 64 <= g.m &&
           walk.j0() + T.BN <= g.n && g.d.wide()) [[likely]] {
         float* d = g.d.ptr(i + first, j);
         simt::expect_aligned(d, 16);
@@ -322,7 +325,15 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
         for (int r = first; r < 64; r += kWarps) {
           float x[4];
           load4(x, &sums.d[r][column]);
-          store_sums4(g, i + r, j, x, strange);
+          // Of a short K the chain is as good as any other way. The four rotate, so that no index is
+          // dynamic.
+#pragma unroll 1
+          for (int w = 0; w < 4; ++w) {
+            float y = x[0];
+            if (i + r < g.m && j + w < g.n && !certain.of(y)) y = chain_of(g, i + r, j + w);
+            x[0] = x[1], x[1] = x[2], x[2] = x[3], x[3] = y;
+          }
+          if (i + r < g.m && j < g.n) store_row4(g, i + r, j, x);
         }
       }
       mbarrier_arrive(&sums.stored);

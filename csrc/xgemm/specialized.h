@@ -19,7 +19,7 @@ constexpr int kProducers = 128;  // a warpgroup, of which registers are taken; h
 constexpr Tile specialized_tile(int BM, int BN, int TM, int TN, int min_blocks, float rate) {
   Tile t = pipelined_tile(BM, BN, 32, TM, TN, 4, min_blocks, rate);
   t.producers = kProducers;
-  return t;
+  return t.checked();
 }
 
 // Of every stage with this loop.

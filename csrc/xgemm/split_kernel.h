@@ -30,51 +30,34 @@ struct Clear {
   int count = 0;
 };
 
-// kAsked: it happens only if the verdict `asked` is wide, and in a small grid, since mostly it does
-// not: a block then has several blocks' work.
-template <Half kType, int kThreads, int kItems, int kRows, int kCluster, bool kAsked>
+template <Half kType, int kThreads, int kItems, int kRows, int kCluster>
 __global__ void __launch_bounds__(kSplitThreads, split_blocks(kRows, kItems))
-    split_kernel(const SplitJob a, const SplitJob b, const Verdict* asked, const Clear clear) {
+    split_kernel(const SplitJob a, const SplitJob b, const Clear clear) {
   constexpr Scheme S = scheme_of(kType);
   take_turn();
-  if (kAsked && !is_wide(*asked, a.k)) return;
   if (blockIdx.x == 0)
     for (int i = threadIdx.x; i < clear.count; i += kSplitThreads) clear.words[i] = 0;
-  const auto split_block = [&](int64_t at) {
-    const bool first = at < a.grid;
-    const SplitJob job = first ? a : b;
-    const int64_t block = first ? at : at - a.grid;
-    if constexpr (kRows == kStrip) {
-      if (!job.along_k) return split_strip<S, kCluster>(job, block);
-    } else if constexpr (kRows > 0) {
-      if (!job.along_k) return split_whole_strip<S, kRows>(job, block);
-    }
-    split_along_k<S, kThreads, kItems>(job, block);
-  };
-  if constexpr (kAsked) {
-#pragma unroll 1
-    for (int64_t at = blockIdx.x; at < a.grid + b.grid; at += gridDim.x) {
-      if (at > blockIdx.x) __syncthreads();  // what is shared has been read
-      split_block(at);
-    }
-  } else {
-    split_block(blockIdx.x);
+  const bool first = blockIdx.x < a.grid;
+  const SplitJob job = first ? a : b;
+  const int64_t block = first ? blockIdx.x : blockIdx.x - a.grid;
+  if constexpr (kRows == kStrip) {
+    if (!job.along_k) return split_strip<S, kCluster>(job, block);
+  } else if constexpr (kRows > 0) {
+    if (!job.along_k) return split_whole_strip<S, kRows>(job, block);
   }
+  split_along_k<S, kThreads, kItems>(job, block);
 }
 
-// Enqueues the split of A and, if it is not kept, of B. It tells the verdict `tells`, cleared
-// before, or, if kAsks, happens only if the verdict `asks` is wide. It clears `clear`, too.
-// kCluster: blocks that share a strip of a deep operand, 1 where there are no clusters (below
-// sm_90).
-template <Scheme S, int kCluster, bool kAsks = false>
-void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict* tells = nullptr,
-           const Verdict* asks = nullptr, Clear clear = {}) {
+// Enqueues the split of A and, if it is not kept, of B. It clears `clear`, too. kCluster: blocks
+// that share a strip of a deep operand, 1 where there are no clusters (below sm_90).
+template <Scheme S, int kCluster>
+void split(const Gemm& g, const SplitPlan& plan, const Context& context, Clear clear = {}) {
   const bool a_along_k = g.m == 0 || along_k(g.a, g.m, g.k);
   const bool b_along_k = plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k);
-  void (*kernel)(SplitJob, SplitJob, const Verdict*, Clear) = nullptr;
+  void (*kernel)(SplitJob, SplitJob, Clear) = nullptr;
   SplitShape shape{};
   const auto take = [&]<int kThreads, int kItems, int kRows, int kBlocks>() {
-    kernel = split_kernel<S.type, kThreads, kItems, kRows, kBlocks, kAsks>;
+    kernel = split_kernel<S.type, kThreads, kItems, kRows, kBlocks>;
     shape = {kThreads, kItems, kRows, kBlocks};
   };
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
@@ -103,15 +86,13 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
   else take_strips();
 
   const auto job = [&](const View<const float>& rows, const Parts& parts, bool rows_along_k) {
-    SplitJob j{.x = rows, .k = g.k, .parts = parts, .verdict = tells};
-    j.along_k = rows_along_k;
+    SplitJob j{.x = rows, .k = g.k, .parts = parts, .along_k = rows_along_k};
     j.grid = rows_along_k ? ceil_div(parts.rows * parts.matrices, kSplitThreads / shape.threads)
                           : ceil_div(parts.rows, shape.strip) * parts.matrices * shape.cluster;
     j.grid = ceil_div(j.grid, shape.cluster) * shape.cluster;
     return j;
   };
   SplitJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
-  b.operand = 1;
   if (plan.b_is_kept) b.grid = 0;
   if (a.along_k && !b.along_k) std::swap(a, b);  // strips take longest: they begin first
   if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to split");
@@ -119,16 +100,13 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Verdict
                       : shape.strip == 16   ? sizeof(WholeStrip<16>)
                       : shape.strip         ? sizeof(WholeStrip<8>)
                                             : 0;
-  // What mostly does not happen gets no more blocks than work at a time.
-  const int64_t at_once = int64_t{context.device.sm_count} * split_blocks(shape.strip, shape.items);
-  const int64_t room = std::max<int64_t>(1, at_once / shape.cluster) * shape.cluster;
   launch(kernel,
-         {.grid = dim3(static_cast<unsigned>(std::min(a.grid + b.grid, kAsks ? room : INT64_MAX))),
+         {.grid = dim3(static_cast<unsigned>(a.grid + b.grid)),
           .block = dim3(kSplitThreads),
           .smem = smem,
           .cluster = static_cast<unsigned>(shape.cluster),
           .dependent = kCluster > 1},
-         context, a, b, asks, clear);
+         context, a, b, clear);
 }
 
 inline size_t packed_bytes(const Gemm& g) { return plan_packed(g, nullptr).bytes; }
@@ -138,7 +116,7 @@ template <int kCluster>
 void pack(const Gemm& g, const Context& context) {
   SplitPlan plan = plan_split(g, kFp16x3.parts, context.workspace, context.packed_b);
   plan.b_is_kept = false;
-  split<kFp16x3, kCluster>(g, plan, context, plan_packed(g, context.packed_b).verdict);
+  split<kFp16x3, kCluster>(g, plan, context);
 }
 
 }  // namespace XGEMM_FLAVOUR

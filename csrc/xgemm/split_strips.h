@@ -18,22 +18,14 @@ constexpr int kStripBlocks = 4, kDeepBlocks = 3;
 // The largest of so many elements of a row, evenly apart, is scaled to [2^12, 2^13), and others may
 // be four times as large, which is to say that of 2^16 normal numbers hardly ever one is not. What
 // it costs is two binades of the row's window.
-constexpr int kSamples = 64, kSampleTop = 12, kMostTop = 14;
+constexpr int kSamples = 64, kSampleTop = 12;
 
-__device__ __forceinline__ RowScale guess_of(uint32_t largest) {
-  RowScale s = scale_of(largest);
-  if (s.top != kNotFinite && s.top != kAllZero)
-    s.exponent = static_cast<int16_t>(kSampleTop - s.top);
-  return s;
-}
-
-// Whether a row that was split by `guess` is to be split again by `exact`, which it would have been
-// given had all of it been known: parts may be infinite, or it is at risk, and need not be.
-__device__ __forceinline__ bool outgrown(const RowScale& guess, const RowScale& exact) {
-  if (exact.top == kNotFinite || exact.top == kAllZero) return false;
-  const int top = exact.top + guess.exponent;
-  return top > kMostTop || top < kSampleTop ||
-         (top < kMostTop && exact.risk < 0.f && risky(exact.risk));
+// Whether a row that was split with this exponent is to be split again by its largest element: parts
+// may be infinite, or bits are wasted.
+__device__ __forceinline__ bool outgrown(int exponent, uint32_t largest) {
+  if (largest <= kZeroMagnitude) return false;
+  const int top = kMostTop - exponent_of(largest, kMostTop) + exponent;
+  return top > kMostTop || top < kSampleTop;
 }
 
 // A block's share of a strip: slices of kStripK by kStrip, line after line.
@@ -95,7 +87,7 @@ struct StripShare {
       x[e] = lane < rows && k > 0 ? v(lane, at) : 0.f;
     }
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) largest = max_of(largest, magnitude_bits(x[e]));
+    for (int e = 0; e < kEach; ++e) largest = max_of(largest, finite_magnitude(x[e]));
     warps[line][lane] = largest;
     __syncthreads();
     if (threadIdx.x < kStrip)
@@ -105,17 +97,17 @@ struct StripShare {
   }
 };
 
-// What the blocks of a cluster tell each other of a strip's rows: the largest, and counts.
-struct StripTold {
-  float largest[kStrip], low[kStrip], tiny[kStrip];  // as bits
-};
+// What the blocks of a cluster tell each other of a strip's rows, as bits: the largest magnitude,
+// and RowSeen's sums.
+constexpr int kTold = 1 + RowSeen::kSums;
+using StripTold = float[kTold][kStrip];
 
 // A block's shared memory.
 struct StripRoom {
   StripShare::Slice ring[kStripBuffers];
   uint32_t samples[kSplitThreads / 32][kStrip];
-  uint32_t halves[3][2][kStrip];  // what the warps that share a row have seen of it
-  RowScale scales[kStrip];
+  uint32_t halves[kTold][2][kStrip];  // what the warps that share a row have seen of it
+  int exponents[kStrip];
   StripTold told;
   uint32_t again;  // rows to be split again, as bits
 };
@@ -127,7 +119,7 @@ struct StripSplit {
   static_assert(kWarps / kGroups * kSplitK == kStripK);
   struct Seen {
     uint32_t largest = 0;
-    Counts counts;
+    RowSeen row;
   };
 
   // A warp has 8 rows and 32 of k, a lane 8 neighbours along k of a row: this one.
@@ -137,7 +129,7 @@ struct StripSplit {
 
   // Its elements of all slices, the first of which are on their way.
   __device__ static __forceinline__ Seen run(StripRoom& room, const StripShare& share,
-                                             const RowScale& scale, char* parts) {
+                                             int exponent, char* parts) {
     const int k = static_cast<int>(threadIdx.x) / 32 / kGroups * kSplitK, at = threadIdx.x % 4 * 8;
     const int from = StripShare::place(row(), at);
     const int slices = (share.filled + kStripK - 1) / kStripK;
@@ -151,14 +143,11 @@ struct StripSplit {
       cp_async_commit();
       const int here = s * kStripK + k;
       if (here < share.filled && parts) {
-        float x[8];
+        const auto x = [&](int e) { return room.ring[stage][k + at + e][from]; };
 #pragma unroll
-        for (int e = 0; e < 8; ++e) x[e] = room.ring[stage][k + at + e][from];
-#pragma unroll
-        for (int e = 0; e < 8; ++e) seen.largest = max_of(seen.largest, magnitude_bits(x[e]));
-        const int real = static_cast<int>(min_of(share.depth - here, kSplitK));
-        split8<S>(x, scale, valid_of_8(at, real), parts + int64_t{here} * (2 * S.parts), at,
-                  seen.counts);
+        for (int e = 0; e < 8; ++e) seen.largest = max_of(seen.largest, finite_magnitude(x(e)));
+        split8<S>(x, exponent, parts + int64_t{here} * (2 * S.parts), at,
+                  static_cast<uint32_t>(share.k0 + here + at), seen.row);
       }
       stage = stage + 1 < kStripBuffers ? stage + 1 : 0;
       free = free + 1 < kStripBuffers ? free + 1 : 0;
@@ -174,26 +163,47 @@ struct StripSplit {
     }
   }
 
+  // The largest of two values, or their sum: of what is told.
+  __device__ static __forceinline__ uint32_t join(int i, uint32_t x, uint32_t y) {
+    return i == 0 ? max_of(x, y) : x + y;
+  }
+
   // What the block has seen of its rows: of 4 lanes, and of the warps that share a row.
-  __device__ static __forceinline__ void tell(StripRoom& room, const Seen& seen) {
-    uint32_t x[3] = {seen.largest, static_cast<uint32_t>(seen.counts.low),
-                     static_cast<uint32_t>(seen.counts.tiny)};
+  __device__ static __forceinline__ void tell(StripRoom& room, const Seen& seen, int64_t k) {
+    uint32_t sums[RowSeen::kSums];
+    seen.row.to(sums, k);
 #pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
-      x[0] = max_of(x[0], __shfl_xor_sync(0xffffffffu, x[0], step));
-      x[1] += __shfl_xor_sync(0xffffffffu, x[1], step);
-      x[2] += __shfl_xor_sync(0xffffffffu, x[2], step);
+    for (int i = 0; i < kTold; ++i) {
+      uint32_t x = i == 0 ? seen.largest : sums[i - (i > 0)];
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2)
+        x = join(i, x, __shfl_xor_sync(0xffffffffu, x, step));
+      if (threadIdx.x % 4 == 0) room.halves[i][threadIdx.x / 32 / kGroups][row()] = x;
     }
-    if (threadIdx.x % 4 == 0)
-#pragma unroll
-      for (int i = 0; i < 3; ++i) room.halves[i][threadIdx.x / 32 / kGroups][row()] = x[i];
     __syncthreads();
     if (threadIdx.x >= kStrip) return;
     const int r = threadIdx.x;
-    const auto& [largest, low, tiny] = room.halves;
-    room.told.largest[r] = bits_to_float(max_of(largest[0][r], largest[1][r]));
-    room.told.low[r] = bits_to_float(low[0][r] + low[1][r]);
-    room.told.tiny[r] = bits_to_float(tiny[0][r] + tiny[1][r]);
+#pragma unroll
+    for (int i = 0; i < kTold; ++i)
+      room.told[i][r] = bits_to_float(join(i, room.halves[i][0][r], room.halves[i][1][r]));
+  }
+
+  // Of a row, what all blocks of the cluster have told.
+  template <int kCluster>
+  __device__ static __forceinline__ void hear(const StripRoom& room, int r, uint32_t& largest,
+                                              uint32_t (&sums)[RowSeen::kSums]) {
+    uint32_t x[kTold] = {};
+#pragma unroll 4
+    for (int rank = 0; rank < kCluster; ++rank)
+#pragma unroll
+      for (int i = 0; i < kTold; ++i) {
+        const float* const from = &room.told[i][r];
+        x[i] = join(i, x[i],
+                    float_to_bits(kCluster > 1 ? load_from_block(from, rank) : *from));
+      }
+    largest = x[0];
+#pragma unroll
+    for (int i = 0; i < RowSeen::kSums; ++i) sums[i] = x[i + 1];
   }
 };
 
@@ -215,37 +225,23 @@ __device__ void split_strip(const SplitJob& job, int64_t block) {
                           : nullptr;
   Split::begin(room, share);
   const uint32_t largest = share.sample(job.k, room.samples);
-  if (thread < kStrip) room.scales[thread] = guess_of(largest);
+  if (thread < kStrip) room.exponents[thread] = exponent_of(largest, kSampleTop);
 #pragma unroll 1
   for (bool last = false;; last = true) {
     __syncthreads();
-    const RowScale scale = room.scales[row];
-    const typename Split::Seen seen = Split::run(room, share, scale, parts);
-    Split::tell(room, seen);
+    const typename Split::Seen seen = Split::run(room, share, room.exponents[row], parts);
+    Split::tell(room, seen, job.k);
     if constexpr (kCluster > 1) cluster_sync();
     if (thread < kStrip) {
-      uint32_t most = float_to_bits(room.told.largest[thread]);
-      uint32_t low = float_to_bits(room.told.low[thread]);
-      uint32_t tiny = float_to_bits(room.told.tiny[thread]);
-      if constexpr (kCluster > 1) {
-        most = low = tiny = 0;
-#pragma unroll
-        for (int r = 0; r < kCluster; ++r) {
-          most = max_of(most, float_to_bits(load_from_block(&room.told.largest[thread], r)));
-          low += float_to_bits(load_from_block(&room.told.low[thread], r));
-          tiny += float_to_bits(load_from_block(&room.told.tiny[thread], r));
-        }
-      }
-      const RowScale guess = room.scales[thread];
-      RowScale exact = scale_of(most);
-      exact.risk = risk_of(S, low, tiny, job.k, exact.top);
-      const bool grown = !last && thread < share.rows && outgrown(guess, exact);
+      uint32_t most, sums[RowSeen::kSums];
+      Split::template hear<kCluster>(room, thread, most, sums);
+      const int exponent = room.exponents[thread];
+      const bool grown = !last && thread < share.rows && outgrown(exponent, most);
       const uint32_t all = __ballot_sync(0xffffffffu, grown);
       if (thread == 0) room.again = all;
-      if (grown) room.scales[thread] = exact;
-      else exact.exponent = guess.exponent;
+      if (grown) room.exponents[thread] = exponent_of(most, kMostTop);
       if (all == 0 && rank == 0 && thread < share.rows)
-        keep_scale<S>(job, z * job.parts.rows + row0 + thread, exact, low, tiny);
+        job.parts.scales[z * job.parts.rows + row0 + thread] = scale_of(exponent, sums, job.k);
     }
     if constexpr (kCluster > 1) cluster_sync(Relaxed());  // `told` has been read
     __syncthreads();

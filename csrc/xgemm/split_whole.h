@@ -15,8 +15,9 @@ struct WholeStrip {
   static constexpr int kWarps = kSplitThreads / 32, kGroups = kRows / 8;
   static constexpr int kDepth = kWholeElements / kRows;
   float x[kDepth][kRows + 1];
-  uint32_t warps[2 * kWarps][kRows];
-  RowScale scales[kRows];
+  uint32_t warps[kWarps][kRows];
+  uint32_t sums[kWarps / kGroups][RowSeen::kSums][kRows];
+  int exponents[kRows];
 
   // gmem -> smem, zeros where there is nothing; the largest magnitudes of each warp.
   __device__ __forceinline__ void load(const View<const float>& v, int rows, int depth,
@@ -28,7 +29,7 @@ struct WholeStrip {
     const auto keep = [&](int k, const float (&y)[4]) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        largest[w] = max_of(largest[w], magnitude_bits(y[w]));
+        largest[w] = max_of(largest[w], finite_magnitude(y[w]));
         x[k][row + w] = y[w];
       }
     };
@@ -77,40 +78,41 @@ __device__ void split_whole_strip(const SplitJob& job, int64_t strip) {
   if (thread < kRows) {
     uint32_t most = 0;
     for (int w = 0; w < kWarps; ++w) most = max_of(most, whole.warps[w][thread]);
-    whole.scales[thread] = scale_of(most);
+    whole.exponents[thread] = exponent_of(most, kMostTop);
   }
   __syncthreads();
 
   // smem -> gmem: a warp has 8 rows, a lane 8 neighbours along k of one.
   const int row = warp % kGroups * 8 + lane / 4, at = lane % 4 * 8;
-  const RowScale scale = whole.scales[row];
-  Counts counts;
+  const int exponent = whole.exponents[row];
+  RowSeen seen;
   if (row < rows) {
     char* const parts = static_cast<char*>(job.parts.data) +
                         (z * job.parts.rows + row0 + row) * job.parts.row_bytes(S.parts);
     for (int k = warp / kGroups * kSplitK; k < filled; k += kWarps / kGroups * kSplitK) {
-      float x[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] = whole.x[k + at + e][row];
-      split8<S>(x, scale, valid_of_8(k + at, static_cast<int>(job.k)), parts + k * (2 * S.parts),
-                at, counts);
+      split8<S>([&](int e) { return whole.x[k + at + e][row]; }, exponent,
+                parts + k * (2 * S.parts), at, static_cast<uint32_t>(k + at), seen);
     }
   }
 
-  // The counts of a row: over 4 lanes and the warps that share it.
-  uint32_t count[2] = {static_cast<uint32_t>(counts.low), static_cast<uint32_t>(counts.tiny)};
+  // What is seen of a row: over 4 lanes and the warps that share it.
+  uint32_t sums[RowSeen::kSums];
+  seen.to(sums, job.k);
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    count[c] += __shfl_xor_sync(0xffffffffu, count[c], 1);
-    count[c] += __shfl_xor_sync(0xffffffffu, count[c], 2);
-    if (lane % 4 == 0) whole.warps[warp / kGroups * 2 + c][row] = count[c];
+  for (int i = 0; i < RowSeen::kSums; ++i) {
+    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
+    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
+    if (lane % 4 == 0) whole.sums[warp / kGroups][i][row] = sums[i];
   }
   __syncthreads();
   if (thread >= rows) return;
-  count[0] = count[1] = 0;
-  for (int w = 0; w < kWarps / kGroups; ++w)
-    count[0] += whole.warps[2 * w][thread], count[1] += whole.warps[2 * w + 1][thread];
-  keep_scale<S>(job, z * job.parts.rows + row0 + thread, whole.scales[thread], count[0], count[1]);
+#pragma unroll
+  for (int i = 0; i < RowSeen::kSums; ++i) {
+    sums[i] = 0;
+    for (int w = 0; w < kWarps / kGroups; ++w) sums[i] += whole.sums[w][i][thread];
+  }
+  job.parts.scales[z * job.parts.rows + row0 + thread] =
+      scale_of(whole.exponents[thread], sums, job.k);
 }
 
 }  // namespace XGEMM_FLAVOUR

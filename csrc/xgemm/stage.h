@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct Context {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   void* packed_b = nullptr;  // what Stage::pack has made of B, if it has
+  uint32_t* recomputed = nullptr;  // on the device: a count of units made anew, if it is wanted
 };
 
 struct Stage {
@@ -83,9 +85,23 @@ bool takes(const Stage& stage, const Gemm& g, const Device& device);
 // ... or that as std::invalid_argument.
 void require(const Stage& stage, const Gemm& g, const Device& device);
 
-// A stage file ends with one static object of this type.
+// A stage file ends with one static object of this type. It does not throw, for it is made while
+// the library is loaded: a stage that cannot be registered is left out, and is a fault.
 struct Register {
-  Register(Flavour flavour, Stage stage);
+  Register(Flavour flavour, Stage stage) noexcept;
 };
+
+struct StageFault {
+  Flavour flavour;
+  std::string name;
+  int rung;
+  std::string why;
+};
+// The stages that were left out. Of two that share a name or a rung it is the later one: of the
+// higher rung, then by name, in whichever order they are registered.
+const std::vector<StageFault>& stage_faults();
+const StageFault* find_fault(Flavour flavour, const std::string& name);
+
+constexpr size_t kMostStages = 64;
 
 }  // namespace xgemm

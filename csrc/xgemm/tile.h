@@ -2,7 +2,15 @@
 // says whether it is legal.
 #pragma once
 
+#include <type_traits>
+
 namespace xgemm {
+
+// No constant expression: the compiler stops here at a tile that breaks a rule, as it says above.
+inline void illegal_tile(const char* /* rule */) {}
+struct LegalTile {
+  constexpr LegalTile(const char* /* rule */) {}
+};
 
 struct Tile {
   int BM, BN, BK;       // block tile: BM x BN elements of D, in slices of BK along K
@@ -31,23 +39,55 @@ struct Tile {
     return buffers * (a + b) * element_bytes + extra;
   }
 
-  // The rules that a row of a tile table must meet. Everybody asks here: static_assert, select,
-  // tests.
-  constexpr bool legal() const {
-    if (BM <= 0 || BN <= 0 || BK <= 0 || TM <= 0 || TN <= 0) return false;
-    if (BM % TM || BN % TN) return false;  // whole thread tiles
-    if (threads() + producers > 1024 || threads() % 32 || producers % 32)
-      return false;  // whole warps
-    if (WM && (BM % WM || BN % WN || WM % TM || WN % TN)) return false;  // whole warp tiles
-    if (WM && (WM / TM) * (WN / TN) != 32) return false;  // one lane a thread tile
-    if (width != 1 && width != 4) return false;  // LDG.32 or LDG.128
-    if (buffers && (a_rows != BM && a_rows != BK)) return false;
+  // The rule of a tile table that this tile breaks, in words, or null. Everybody asks here: the
+  // compiler, the registry, tests. A constant that breaks one does not compile, and the error's
+  // trace ends at the rule; of a tile that is made at run time the registry says it.
+  constexpr const char* violation() const {
+    if (BM <= 0 || BN <= 0 || BK <= 0 || TM <= 0 || TN <= 0)
+      return broken("BM, BN, BK, TM and TN are positive");
+    if (BM % TM || BN % TN) return broken("a block has whole thread tiles: TM | BM, TN | BN");
+    if (threads() + producers > 1024) return broken("a block has 1024 threads at most");
+    if (threads() % 32 || producers % 32)
+      return broken("a block has whole warps: 32 | threads(), producers");
+    if (WM && (BM % WM || BN % WN || WM % TM || WN % TN))
+      return broken(
+          "a block has whole warp tiles, these whole thread tiles: TM | WM | BM, TN | WN | BN");
+    if (WM && (WM / TM) * (WN / TN) != 32)
+      return broken("a warp tile has one thread tile a lane: WM / TM * WN / TN = 32");
+    if (width != 1 && width != 4) return broken("width is 1 or 4 floats: LDG.32 or LDG.128");
+    if (buffers && (a_rows != BM && a_rows != BK)) return broken("a_rows is BM or BK");
     if (buffers && (BM * BK % (width * threads()) || BN * BK % (width * threads())))
-      return false;  // equal shares
-    if (buffers && (pad_a % width || pad_b % width)) return false;  // aligned smem vectors
-    if (accumulators() > 128) return false;  // 255 registers a thread
-    if (min_blocks * (threads() + producers) > 2048) return false;  // threads of an SM
-    return min_blocks * (smem() + 1024) <= 228 * 1024 && smem() <= 227 * 1024;
+      return broken("threads load equal shares of a slice: width * threads() | BM * BK, BN * BK");
+    if (buffers && (pad_a % width || pad_b % width))
+      return broken("vectors in shared memory are aligned: width | pad_a, pad_b");
+    if (accumulators() > 128) return broken("TM * TN is 128 at most, of 255 registers a thread");
+    if (min_blocks * (threads() + producers) > 2048)
+      return broken("min_blocks blocks have 2048 threads at most, all of a multiprocessor's");
+    if (smem() > 227 * 1024) return broken("a block's shared memory is 227 KiB at most");
+    if (min_blocks * (smem() + 1024) > 228 * 1024)
+      return broken("shared memory of min_blocks blocks, 1 KiB more each, is 228 KiB at most");
+    return nullptr;
+  }
+  constexpr bool legal() const { return !violation(); }
+
+  // For a constant that was changed after it was made.
+  constexpr Tile checked() const {
+    static_cast<void>(violation());
+    return *this;
+  }
+
+  // Looks at all members above whenever a tile is made. g++, which compiles every stage, too, is
+  // asked alone: nvcc 13 takes no `this` here in an array of tiles ("expired storage").
+#ifdef __CUDACC__
+  LegalTile rules = {nullptr};
+#else
+  LegalTile rules = {violation()};
+#endif
+
+ private:
+  static constexpr const char* broken(const char* rule) {
+    if (std::is_constant_evaluated()) illegal_tile(rule);
+    return rule;
   }
 };
 

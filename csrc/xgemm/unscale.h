@@ -1,11 +1,12 @@
-// The epilogue of stages that multiply parts: undoing the rows' scales, and the elements that parts
-// cannot give.
+// The epilogue of stages that multiply parts: the certificate of each result, and undoing the rows'
+// scales.
 #pragma once
 
 #include <bit>
+#include <limits>
 #include <type_traits>
 
-#include "xgemm/copy.h"
+#include "xgemm/ptx.h"
 #include "xgemm/split.h"
 
 namespace xgemm {
@@ -23,22 +24,24 @@ __device__ __forceinline__ float unscale(float acc, int a, int b) {
 template <int kThreads, int kRows, int kColumns>
 struct TileScales {
   float rows[kRows], columns[kColumns];  // 2^-exponent
-  uint32_t doubts[kThreads / 32];  // by warp, what is not plain
+  uint32_t found[kThreads / 32];  // by warp: RangeFlags of any ...
+  uint32_t rows_given[kThreads / 32];  // ... and whether all its rows are given: see all_given
+  Fate fates[kThreads / 32];  // by warp: the worst
 
-  // A thread's share of them, on their way: asked for long before they are needed, and left as they
-  // come, since whoever takes them apart waits for them.
+  // A thread's share of them, exponent and flags, on their way: asked for long before they are
+  // needed, and left as they come, since whoever takes them apart waits for them.
   static constexpr int kRowsEach = (kRows + kThreads - 1) / kThreads;
   static constexpr int kColumnsEach = (kColumns + kThreads - 1) / kThreads;
   struct Share {
     uint64_t rows[kRowsEach], columns[kColumnsEach];
   };
 
-  // Of [i, i + kRows) x [j, j + kColumns) of g.
+  // Of [i, i + kRows) x [j, j + kColumns) of g. Beyond the edge the last one is read again, so that
+  // the load needs no branch.
   __device__ static __forceinline__ Share fetch(const Gemm& g, const RowScale* rows_,
                                                 const RowScale* columns_, int64_t i, int64_t j,
                                                 int thread) {
     Share share;
-    // What does not exist has the last's, and waits for no comparison.
     const auto of = [](const RowScale* scales, int64_t at, int64_t all) {
       return *reinterpret_cast<const uint64_t*>(scales + min_of(at, all - 1));
     };
@@ -53,79 +56,169 @@ struct TileScales {
 
   // The threads meet before all of it is there.
   __device__ __forceinline__ void put(const Share& share, int64_t k, int thread) {
-    uint32_t doubt = 0;
+    uint32_t flags = k > kMostDepth ? uint32_t{kFar} : 0;
+    bool given = true;
 #pragma unroll
     for (int n = 0; n < kRowsEach; ++n)
-      if (const int r = thread + n * kThreads; r < kRows)
-        doubt |= keep(rows[r], std::bit_cast<RowScale>(share.rows[n]));
+      if (const int r = thread + n * kThreads; r < kRows) {
+        const uint32_t of_row = keep(rows[r], share.rows[n]);
+        flags |= of_row;
+        given &= (of_row & kGivenFlags) != 0;
+      }
 #pragma unroll
     for (int n = 0; n < kColumnsEach; ++n)
       if (const int c = thread + n * kThreads; c < kColumns)
-        doubt |= keep(columns[c], std::bit_cast<RowScale>(share.columns[n]));
-    tell(doubt, k, thread);
-  }
-
-  // Both, one scale after another: for threads that have no registers to spare.
-  __device__ __forceinline__ void load(const Gemm& g, const RowScale* rows_,
-                                       const RowScale* columns_, int64_t i, int64_t j, int thread) {
-    uint32_t doubt = 0;
-#pragma unroll 1
-    for (int r = thread; r < kRows; r += kThreads)
-      doubt |= keep(rows[r], i + r < g.m ? rows_[i + r] : RowScale{});
-#pragma unroll 1
-    for (int c = thread; c < kColumns; c += kThreads)
-      doubt |= keep(columns[c], j + c < g.n ? columns_[j + c] : RowScale{});
-    tell(doubt, g.k, thread);
-  }
-
-  // Whether parts suffice for every pair of a row and a column, and two scales' product is exact:
-  // parts_suffice for all of them at once, and not for some that are rare.
-  __device__ __forceinline__ bool plain() const {
-    uint32_t doubt = 0;
+        flags |= keep(columns[c], share.columns[n]);
 #pragma unroll
-    for (const uint32_t d : doubts) doubt |= d;
-    return !(doubt & kFar) && (doubt & (kTiny | kRisky)) != (kTiny | kRisky);
+    for (int step = 16; step > 0; step /= 2) flags |= __shfl_xor_sync(0xffffffffu, flags, step);
+    const bool all = __all_sync(0xffffffffu, given);
+    if (thread % 32 == 0) found[thread / 32] = flags, rows_given[thread / 32] = all;
+  }
+
+  // Of all rows and columns: 0 means that the plain way is right for every pair.
+  __device__ __forceinline__ uint32_t flags() const {
+    uint32_t flags = 0;
+#pragma unroll
+    for (const uint32_t of_warp : found) flags |= of_warp;
+    return flags;
+  }
+
+  // Whether all rows are given, so that no product of parts is stored.
+  __device__ __forceinline__ bool all_given() const {
+    bool all = true;
+#pragma unroll
+    for (const uint32_t of_warp : rows_given) all &= of_warp != 0;
+    return all;
+  }
+
+  // The worst fate of all threads' results. They meet between the two.
+  __device__ __forceinline__ void vote(Fate worst, int thread) {
+    const auto most = static_cast<Fate>(__reduce_max_sync(0xffffffffu, static_cast<int>(worst)));
+    if (thread % 32 == 0) fates[thread / 32] = most;
+  }
+  __device__ __forceinline__ Fate worst() const {
+    Fate worst = Fate::stands;
+#pragma unroll
+    for (const Fate of_warp : fates) worst = of_warp > worst ? of_warp : worst;
+    return worst;
   }
 
  private:
-  static constexpr uint32_t kFar = 1, kTiny = 2, kRisky = 4;
-  static constexpr int kMostExponent = 60, kMostTop = 50, kDepth = 20;
-  static constexpr float kMostRisk = 0.5f;  // two such rows have 1, with which parts still suffice
-  static_assert(2 * kMostTop + kDepth < kOverflow);
+  static constexpr int64_t kMostDepth = int64_t{1} << 24;  // see kLeastExponent
 
-  __device__ static __forceinline__ uint32_t keep(float& undo, const RowScale& scale) {
-    undo = power_of_2(-scale.exponent);
-    return doubt_of(scale);
+  __device__ static __forceinline__ uint32_t keep(float& undo, uint64_t scale) {
+    undo = power_of_2(-static_cast<int32_t>(scale));
+    return static_cast<uint32_t>(scale >> 32);
   }
+};
 
-  __device__ __forceinline__ void tell(uint32_t doubt, int64_t k, int thread) {
-    if (k > int64_t{1} << kDepth) doubt |= kFar;
+// A product that FP32 elements give themselves: a row with one element but zeros, whose results are
+// single products, exact but for their rounding; an infinity, which all finite products leave as it
+// is; a NaN.
+__device__ __forceinline__ float given(const Gemm& g, const RowScale& a, const RowScale& b,
+                                       int64_t i, int64_t j) {
+  if ((a.flags | b.flags) & kNan) return std::numeric_limits<float>::quiet_NaN();
+  const bool of_a = a.flags & kInfinite, of_b = b.flags & kInfinite;
+  const uint32_t at = of_a || (!of_b && (a.flags & kSingle)) ? a.at : b.at;
+  // The chain goes on with products that are 0, and ends with +0 where this one is -0.
+  const float product = fmaf(g.a(i, at), g.b(at, j), 0.f) + 0.f;
+  return of_a && of_b && a.at != b.at ? product + g.a(i, b.at) * g.b(b.at, j) : product;
+}
+
+// A tile whose rows or columns are not all plain, by kThreads threads: each has a column and looks
+// at some rows at a time, so that loads are coalesced and under way together, and code is short,
+// which where it is rare is fetched from memory first.
+template <int kThreads, int kRows, int kColumns>
+struct PairLoop {
+  static constexpr int kStep = kThreads / kColumns, kAtOnce = 8 / kStep;
+  static_assert(kThreads % kColumns == 0 && kRows % (kStep * kAtOnce) == 0);
+  const Gemm& g;  // of one matrix of the batch, as the scales
+  const RowScale *rows, *columns;
+  int64_t i, j;  // of the tile
+  int thread;
+
+  // visit(row's scale, column's, row, column) for each pair that there is, kAtOnce of them unrolled;
+  // then flush() for those.
+  template <class Visit, class Flush>
+  __device__ __forceinline__ void run(const Visit& visit, const Flush& flush) const {
+    const int64_t column = j + thread % kColumns;
+    if (column >= g.n) return;
+    const RowScale b = columns[column];
+#pragma unroll 1
+    for (int64_t r = i + thread / kColumns; r < i + kRows; r += kStep * kAtOnce) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) doubt |= __shfl_xor_sync(0xffffffffu, doubt, step);
-    if (thread % 32 == 0) doubts[thread / 32] = doubt;
+      for (int e = 0; e < kAtOnce; ++e)
+        if (const int64_t row = r + e * kStep; row < g.m) visit(e, rows[row], b, row, column);
+      flush(r, column);
+    }
   }
 
-  __device__ static uint32_t doubt_of(const RowScale& s) {
-    const bool far = s.exponent < -kMostExponent || s.exponent > kMostExponent || s.top > kMostTop;
-    return (far ? kFar : 0) | (s.risk < 0.f ? kTiny : 0) | (fabsf(s.risk) > kMostRisk ? kRisky : 0);
+  __device__ __forceinline__ bool some_need_chains() const {
+    bool some = false;
+    run([&](int, const RowScale& a, const RowScale& b, int64_t,
+            int64_t) { some |= needs_chain(a, b); },
+        [](int64_t, int64_t) {});
+    return some;
+  }
+
+  // Those that are given, through the epilogue.
+  __device__ __forceinline__ void store_given() const {
+    float x[kAtOnce];
+    uint32_t those = 0;
+    run(
+        [&](int e, const RowScale& a, const RowScale& b, int64_t row, int64_t column) {
+          if (!((a.flags | b.flags) & kGivenFlags)) return;
+          x[e] = given(g, a, b, row, column);
+          those |= 1u << e;
+        },
+        [&](int64_t r, int64_t column) {
+#pragma unroll
+          for (int e = 0; e < kAtOnce; ++e)
+            if (those >> e & 1) g.store(r + e * kStep, column, x[e]);
+          those = 0;
+        });
   }
 };
 
 // How tensor cores hold a tile of D: a thread has, of rows i and i + 8, pairs of neighbours 8
-// columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are unscaled,
-// go through the epilogue and are stored, as far as parts suffice; the others are computed as the
-// strict stages do. j is even.
-template <int kPairs>
+// columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are certified,
+// unscaled, go through the epilogue and are stored. j is even.
+template <Scheme S, int kPairs>
 struct PartsEpilogue {
   const Gemm& g;  // of one matrix of the batch, as the scales
   const RowScale *rows, *columns;
   int64_t i, j;
-  const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on, if all is plain
-  bool plain;  // TileScales
+  const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on
+  uint32_t flags;  // TileScales::flags
 
+  // Whether some result of the thread's is not certain.
+  __device__ __forceinline__ bool uncertain(const float (&acc)[4 * kPairs]) const {
+    Doubt row[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const RowScale& a = rows[min_of(i + 8 * h, g.m - 1)];
+      row[h] = i + 8 * h < g.m ? doubt_of(S, a.flags, a.norm) : Doubt{0.f, 0.f};
+    }
+    bool some = false;
+#pragma unroll
+    for (int c = 0; c < 2 * kPairs; ++c) {
+      if (c % 8 == 0) keep_order();  // loads of eight are under way together, for want of registers
+      const int64_t at = j + c / 2 * 8 + c % 2;
+      const RowScale& b = columns[min_of(at, g.n - 1)];
+      const Doubt column = at < g.n ? doubt_of(S, b.flags, b.norm) : Doubt{0.f, 0.f};
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        some |= !is_certain(row[h], column, acc[c / 2 * 4 + 2 * h + c % 2]);
+    }
+    return some;
+  }
+
+  // Those that are not given.
   __device__ __forceinline__ void store(const float (&acc)[4 * kPairs]) const {
+    if (flags & ~uint32_t{kLossy}) [[unlikely]]
+      return store_some(acc);
     const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
-    const bool in_pairs = whole && plain && g.d.cs == 1 && g.d.rs % 2 == 0 &&
+    const bool in_pairs = whole && g.d.cs == 1 && g.d.rs % 2 == 0 &&
                           reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
     // The way of most tiles once more, without a jump: its code is fetched as it is run, and what a
     // jump leads to is not, at first.
@@ -134,27 +227,18 @@ struct PartsEpilogue {
       if (g.c.cs == 1 && g.c.rs % 2 == 0 && reinterpret_cast<uintptr_t>(g.c.data) % 8 == 0)
         return store_straight(acc, std::true_type());
     }
-    uint32_t missing = 0;
 #pragma unroll
     for (int run = 0; run < kPairs; run += kRun) {
       const uint32_t exist = whole ? kEvery : existing(run);
       float x[4 * kRun];
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
-      const uint32_t right = plain ? exist : exist & unscale_each(x, run, exist);
-      if (plain) unscale_all(x, run);
-      missing |= exist & ~right;
-      finish(x, run, right);
+      unscale_all(x, run);
+      finish(x, run, exist);
       if (in_pairs) [[likely]]
         store_pairs(x, run);
-      else store_each(x, run, right);
+      else store_each(x, run, exist);
     }
-    if (!missing) return;
-#pragma unroll 1
-    for (int h = 0; h < 2; ++h)
-#pragma unroll 1
-      for (int p = 0; p < kPairs; p += kAnew / 2)
-        if (i + 8 * h < g.m) store_anew(i + 8 * h, j + 8 * p);
   }
 
  private:
@@ -201,24 +285,27 @@ struct PartsEpilogue {
     for (int e = 0; e < 4 * kRun; ++e) x[e] *= a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
   }
 
-  // For which of the `exist`ing ones parts suffice, a bit each.
-  __device__ __forceinline__ uint32_t unscale_each(float (&x)[4 * kRun], int run,
-                                                   uint32_t exist) const {
-    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
-    const int depth = depth_of(g.k);
-    uint32_t right = 0;
+  // Where some rows are not plain: element after element, from memory of the thread's own, since
+  // registers have no index. Code that is rare is to be short: it is fetched before it is run.
+  __device__ __forceinline__ void store_some(const float (&acc)[4 * kPairs]) const {
+    constexpr int kAtOnce = kPairs < 2 ? 4 * kPairs : 8;
+    float all[4 * kPairs];
 #pragma unroll
-    for (int e = 0; e < 4 * kRun; ++e) {
-      if (!(exist >> e & 1)) continue;
-      const RowScale &a = row[e / 2 % 2], b = columns[j + 8 * run + column_of(e)];
-      if (parts_suffice(a, b, depth)) right |= 1u << e;
-      x[e] = unscale(x[e], a.exponent, b.exponent);
-    }
-    return right;
+    for (int e = 0; e < 4 * kPairs; ++e) all[e] = acc[e];
+    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
+#pragma unroll 1
+    for (int first = 0; first < 4 * kPairs; first += kAtOnce)
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        const int64_t r = i + e / 2 % 2 * 8, c = j + (first + e) / 4 * 8 + e % 2;
+        const RowScale &a = row[e / 2 % 2], &b = columns[min_of(c, g.n - 1)];
+        if (!((a.flags | b.flags) & kGivenFlags))
+          g.store(r, c, unscale(all[first + e], a.exponent, b.exponent));
+      }
   }
 
-  // Gemm::finish of all elements that are `right`.
-  __device__ __forceinline__ void finish(float (&x)[4 * kRun], int run, uint32_t right) const {
+  // Gemm::finish of all elements that `exist`.
+  __device__ __forceinline__ void finish(float (&x)[4 * kRun], int run, uint32_t exist) const {
     if (g.beta == 0.f) {
 #pragma unroll
       for (float& each : x) each = g.without_c(each);
@@ -226,7 +313,7 @@ struct PartsEpilogue {
       float c[4 * kRun];
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e)
-        c[e] = right >> e & 1 ? g.c(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) : 0.f;
+        c[e] = exist >> e & 1 ? g.c(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) : 0.f;
 #pragma unroll
       for (int e = 0; e < 4 * kRun; ++e) x[e] = g.with_c(x[e], c[e]);
     }
@@ -243,38 +330,10 @@ struct PartsEpilogue {
   }
 
   __device__ __forceinline__ void store_each(const float (&x)[4 * kRun], int run,
-                                             uint32_t right) const {
+                                             uint32_t exist) const {
 #pragma unroll
     for (int e = 0; e < 4 * kRun; ++e)
-      if (right >> e & 1) g.d(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) = x[e];
-  }
-
-  // What parts did not suffice for of kAnew columns of a row, by FP32 chains side by side.
-  static constexpr int kAnew = kPairs < 8 ? kPairs : 8;
-  __device__ __forceinline__ void store_anew(int64_t r, int64_t c) const {
-    const RowScale row = rows[r];
-    const float* b[kAnew];
-    bool missing[kAnew], any = false;
-#pragma unroll
-    for (int e = 0; e < kAnew; ++e) {
-      const int64_t column = c + e / 2 * 8 + e % 2;
-      const bool exists = column < g.n;
-      missing[e] = exists && !parts_suffice(row, columns[column], depth_of(g.k));
-      any |= missing[e];
-      b[e] = g.b.ptr(0, exists ? column : 0);
-    }
-    if (!any) return;
-    float acc[kAnew] = {};
-    const float* a = g.a.ptr(r, 0);
-#pragma unroll 4
-    for (int64_t k = 0; k < g.k; ++k) {
-      const float x = a[k * g.a.cs];
-#pragma unroll
-      for (int e = 0; e < kAnew; ++e) acc[e] = fmaf(x, b[e][k * g.b.rs], acc[e]);
-    }
-#pragma unroll
-    for (int e = 0; e < kAnew; ++e)
-      if (missing[e]) g.store(r, c + e / 2 * 8 + e % 2, acc[e]);
+      if (exist >> e & 1) g.d(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) = x[e];
   }
 };
 

@@ -14,9 +14,9 @@
 // many clusters run at a time, and bits with it, but never on time.
 #pragma once
 
+#include "xgemm/recompute.h"
 #include "xgemm/relay.h"
 #include "xgemm/ring.h"
-#include "xgemm/split_kernel.h"
 #include "xgemm/unscale.h"
 
 namespace xgemm {
@@ -44,15 +44,11 @@ constexpr Tile wgmma_tile(Scheme s, int BM, int cluster, int buffers, float rate
           .rate = rate};
 }
 
-// Whether a product is made, by the verdict of its split.
-enum class When : int { always, narrow, wide };
-
 struct WgmmaJob {
   Gemm g;
   TensorMap a, b;
   Parts a_parts, b_parts;
-  When when = When::always;
-  const Verdict* verdict = nullptr;
+  RecomputeMap map;
   Relay relay;
   float* sums = nullptr;  // [block][warpgroup][element / 4][thread][4]
   uint32_t* flags = nullptr;  // [block][warpgroup], cleared by the split
@@ -127,8 +123,9 @@ __device__ __forceinline__ typename GroupScales<T>::Share fetch_scales(const Wgm
                                threadIdx.x % kWarpgroup);
 }
 
-// The epilogue of one tile: `group` has 64 rows of it.
-template <Tile T>
+// The epilogue of one tile: `group` has 64 rows of it, which are a unit of the map. They are stored
+// only if all of them stand: what is made anew reads the C that was there before, which may be D.
+template <Scheme S, Tile T>
 __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& scales,
                                            const typename GroupScales<T>::Share& share, int64_t z,
                                            const Origin& o, int group, const float (&sum)[64]) {
@@ -138,15 +135,36 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
   named_barrier(1 + group, kWarpgroup);  // all have read the scales of the tile before
   scales.put(share, g.k, thread);
   named_barrier(1 + group, kWarpgroup);
-  const PartsEpilogue<T.BN / 8> epilogue{.g = g,
-                                         .rows = job.a_parts.scales + job.a_parts.first_row(z),
-                                         .columns = job.b_parts.scales + job.b_parts.first_row(z),
-                                         .i = o.i + group * 64 + row,
-                                         .j = o.j + tx,
-                                         .undo_rows = scales.rows + row,
-                                         .undo_columns = scales.columns + tx,
-                                         .plain = scales.plain()};
-  epilogue.store(sum);
+  const PartsEpilogue<S, T.BN / 8> epilogue{
+      .g = g,
+      .rows = job.a_parts.scales + job.a_parts.first_row(z),
+      .columns = job.b_parts.scales + job.b_parts.first_row(z),
+      .i = o.i + group * 64 + row,
+      .j = o.j + tx,
+      .undo_rows = scales.rows + row,
+      .undo_columns = scales.columns + tx,
+      .flags = scales.flags()};
+  const PairLoop<kWarpgroup, 64, T.BN> pairs{.g = g,
+                                             .rows = epilogue.rows,
+                                             .columns = epilogue.columns,
+                                             .i = o.i + group * 64,
+                                             .j = o.j,
+                                             .thread = thread};
+  const uint32_t flags = epilogue.flags;
+  Fate worst = Fate::stands;
+  if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
+    if ((flags & kLossy) && epilogue.uncertain(sum)) worst = Fate::recomputed;
+    if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
+    scales.vote(worst, thread);
+    named_barrier(1 + group, kWarpgroup);
+    worst = scales.worst();
+  }
+  if (thread == 0) job.map.mark(g, z, o.i + group * 64, o.j, T.BN, worst);
+  if (worst >= Fate::recomputed) return;
+  if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
+    epilogue.store(sum);
+  if (flags & kGivenFlags) [[unlikely]]
+    pairs.store_given();
 }
 
 // Leaves the sums of `group` of a block for the owner of their tile, which is block `owner`.
@@ -209,8 +227,6 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   if constexpr (kCluster > 1) cluster_sync(Relaxed());
   else __syncthreads();
   take_turn();
-  if (job.when != When::always && is_wide(*job.verdict, job.g.k) != (job.when == When::wide))
-    return;
 
   // A cluster's tiles lie below each other and share their slices of B.
   const auto tiles = static_cast<uint32_t>(tile_count(job.g, T.BM * kCluster, T.BN));
@@ -285,38 +301,32 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         continue;
       }
       if (piece.first > 0) take_over<T>(job, cluster - job.relay.starter(piece.tile), group, sum);
-      store_tile<T>(job, ring.scales[group], scales, z, o, group, sum);
+      store_tile<S, T>(job, ring.scales[group], scales, z, o, group, sum);
     }
   }
   // A block's shared memory is to outlive what the other of the cluster sends there.
   if constexpr (kCluster > 1) cluster_sync(Relaxed());
 }
 
-// Where sums are handed over, in a workspace of `bytes` of which the split has the first `used`.
-struct RelayRoom {
-  float* sums = nullptr;
-  Clear flags;
-  size_t bytes = 0;
+// Where sums are handed over, flags first among the words that the split clears, and what is made
+// anew: in a workspace of which the split has the first `used` bytes.
+struct WgmmaRoom : RecomputePlan {
+  uint32_t* flags = nullptr;
 };
-inline RelayRoom place_relay(const Tile& t, const Gemm& g, size_t used, const Context& context) {
+inline WgmmaRoom plan_room(const Tile& t, const Gemm& g, size_t used, const Context& context) {
   const int64_t clusters = std::max(1, context.device.sm_count / t.cluster);
   const int64_t room =
       t.cluster * relay_room(tile_count(g, t.BM * t.cluster, t.BN) * g.batch,
                              std::max<int64_t>(1, ceil_div(g.k, kSplitK)), clusters);
-  Layout all{context.workspace, used};
-  RelayRoom r;
-  r.sums = static_cast<float*>(all.place(static_cast<size_t>(room * t.BM * t.BN) * sizeof(float)));
-  r.flags.count = static_cast<int>(room * t.BM / 64);
-  r.flags.words =
-      static_cast<uint32_t*>(all.place(static_cast<size_t>(r.flags.count) * sizeof(uint32_t)));
-  r.bytes = all.bytes;
+  WgmmaRoom r{plan_recompute(g, t.BN, used, static_cast<size_t>(room * t.BM * t.BN) * sizeof(float),
+                             static_cast<int>(room * t.BM / 64), context)};
+  r.flags = r.clear.words;
   return r;
 }
 
-// The split of the same problem has cleared place_relay's flags.
 template <Scheme S, Tile T>
-void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
-                  When when = When::always) {
+void launch_wgmma(const Gemm& g, const SplitPlan& plan, const WgmmaRoom& room,
+                  const Context& context) {
   constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.parts;
   const auto map = [&](const Parts& p, int box) {
     return make_tensor_map({.data = p.data,
@@ -331,8 +341,9 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
                .b = map(plan.b, T.BN / T.cluster),
                .a_parts = plan.a,
                .b_parts = plan.b,
-               .when = when,
-               .verdict = plan.verdict};
+               .map = room.job.map,
+               .sums = room.sums,
+               .flags = room.flags};
   LaunchConfig config{.grid = dim3(static_cast<unsigned>(T.cluster)),
                       .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
                       .smem = sizeof(WgmmaRing<S, T>),
@@ -344,19 +355,31 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const Context& context,
     clusters = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config,
                                                                                     context.device);
   job.relay = plan_relay(tile_count(g, T.BM * T.cluster, T.BN) * g.batch, plan.a.blocks, clusters);
-  const RelayRoom room = place_relay(T, g, plan.bytes, context);
-  job.sums = room.sums;
-  job.flags = room.flags.words;
   config.grid.x *= job.relay.clusters;
   config.in_order = job.relay.shared() > 0;
   launch(kernel, config, context, job);
+}
+
+// Split, product, and what is made anew.
+template <Scheme S, int kSplitCluster, Tile T>
+void run_wgmma(const Gemm& g, const Context& context) {
+  const SplitPlan plan = plan_split(g, S.parts, context.workspace, context.packed_b);
+  const WgmmaRoom room = plan_room(T, g, plan.bytes, context);
+  split<S, kSplitCluster>(g, plan, context, room.clear);
+  launch_wgmma<S, T>(g, plan, room, context);
+  launch_recompute<T.BN>(room.job, context);
+}
+
+// Bytes for it.
+inline size_t wgmma_workspace(Scheme s, const Tile& t, const Gemm& g, const Context& context) {
+  return plan_room(t, g, plan_split(g, s.parts, nullptr, context.packed_b).bytes, context).bytes;
 }
 
 // Coordinates of TMA are 32-bit numbers.
 inline const char* too_large(const Gemm& g) {
   const int64_t most = INT32_MAX - 1024;
   return g.m * g.batch > most || g.n * g.batch > most ? "has over 2^31 rows or columns in all"
-                                                      : too_deep_to_count(g);
+                                                      : too_deep_to_split(g);
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -94,14 +94,14 @@ struct LyingLoader {
 // Four k of a thread's kCount rows of an operand.
 template <int kCount, int kLanes, int kRow, bool kAlongK>
 struct Quad {
-  // Lanes side by side, from one of the thread's rows to the next; or the rows, side by side.
-  static constexpr int kStride = kAlongK ? kLanes : 1;
+  // The thread's i-th row, from its first: lanes lie side by side between two of its rows, or the
+  // rows do, four at most: a warp's 16-byte reads are then of neighbours.
+  static constexpr int kSide = kAlongK ? 1 : kCount < 4 ? kCount : 4;
+  static constexpr XGEMM_HD int row(int i) { return i / kSide * kSide * kLanes + i % kSide; }
   static constexpr int kNext = kAlongK ? kQuad : kQuad * kRow;  // floats, to the next four k
   float r[kAlongK ? kCount : kQuad][kAlongK ? kQuad : kCount];
 
-  static __device__ __forceinline__ int first_row(int lane) {
-    return kAlongK ? lane : lane * kCount;
-  }
+  static __device__ __forceinline__ int first_row(int lane) { return lane * kSide; }
   static __device__ __forceinline__ int place(int row) { return kAlongK ? row * kRow : row; }
 
   __device__ __forceinline__ void load(Smem from) {
@@ -114,7 +114,7 @@ struct Quad {
         const Smem line = from + k * kRow;
         if constexpr (kCount % 4 == 0) {
 #pragma unroll
-          for (int i = 0; i < kCount; i += 4) load4(r[k] + i, line + i);
+          for (int i = 0; i < kCount; i += 4) load4(r[k] + i, line + row(i));
         } else if constexpr (kCount % 2 == 0) {
 #pragma unroll
           for (int i = 0; i < kCount; i += 2) load2(r[k] + i, line + i);
@@ -136,35 +136,54 @@ struct LyingRing {
   typename B::Slice b[T.buffers];
 };
 
-// A thread's results, which lie kStrideM and kStrideN apart from (i, j) on: C is read before D is
-// written, since they may be one, and all of it at once.
-template <int kStrideM, int kStrideN, int TM, int TN>
-__device__ __forceinline__ void store_spread(const Gemm& g, int64_t i, int64_t j,
-                                             float (&acc)[TM][TN]) {
+// kRows of a thread's results from row kFirst on, in the rows of two Quads from (i, j) on: C is
+// read before D is written, since they may be one, and all of it at once.
+template <class QuadM, class QuadN, int kFirst, int kRows, int TM, int TN>
+__device__ __forceinline__ void store_rows(const Gemm& g, int64_t i, int64_t j,
+                                           float (&acc)[TM][TN]) {
   const auto each = [&](auto go) {
 #pragma unroll
-    for (int r = 0; r < TM; ++r)
+    for (int r = kFirst; r < kFirst + kRows; ++r)
 #pragma unroll
-      for (int s = 0; s < TN; ++s) go(r, s, i + r * kStrideM, j + s * kStrideN);
+      for (int s = 0; s < TN; ++s) go(r, s, i + QuadM::row(r), j + QuadN::row(s));
   };
   const auto exists = [&](int64_t y, int64_t x) { return y < g.m && x < g.n; };
-  float c[TM][TN] = {};
+  float c[kRows][TN] = {};
   if (g.beta != 0.f)
     each([&](int r, int s, int64_t y, int64_t x) {
-      if (exists(y, x)) c[r][s] = g.c(y, x);
+      if (exists(y, x)) c[r - kFirst][s] = g.c(y, x);
     });
-  each([&](int r, int s, int64_t, int64_t) { acc[r][s] = g.finish(acc[r][s], c[r][s]); });
-  if (kStrideN == 1 && TN == 4 && g.d.wide() && j + TN <= g.n) {
+  // Gemm::finish, asked once which way it goes: a tile of a short K has few products to hide that.
+  if (g.act != Act::none)
+    each(
+        [&](int r, int s, int64_t, int64_t) { acc[r][s] = g.finish(acc[r][s], c[r - kFirst][s]); });
+  else if (g.beta != 0.f)
+    each(
+        [&](int r, int s, int64_t, int64_t) { acc[r][s] = g.with_c(acc[r][s], c[r - kFirst][s]); });
+  else each([&](int r, int s, int64_t, int64_t) { acc[r][s] = g.without_c(acc[r][s]); });
+  if (QuadN::kSide == 4 && g.d.wide() && j + QuadN::row(TN - 1) < g.n) {
 #pragma unroll
-    for (int r = 0; r < TM; ++r)
-      if (i + r * kStrideM < g.m)
-        store4(g.d.ptr(i + r * kStrideM, j),
-               make_float4(acc[r][0], acc[r][1 % TN], acc[r][2 % TN], acc[r][3 % TN]));
+    for (int r = kFirst; r < kFirst + kRows; ++r)
+      if (i + QuadM::row(r) < g.m)
+#pragma unroll
+        for (int s = 0; s < TN; s += 4)
+          store4(g.d.ptr(i + QuadM::row(r), j + QuadN::row(s)),
+                 make_float4(acc[r][s], acc[r][(s + 1) % TN], acc[r][(s + 2) % TN],
+                             acc[r][(s + 3) % TN]));
     return;
   }
   each([&](int r, int s, int64_t y, int64_t x) {
     if (exists(y, x)) g.d(y, x) = acc[r][s];
   });
+}
+
+// All of a thread's results; of 8 x 8 half at a time, for there are no registers for as many of C.
+template <class QuadM, class QuadN, int TM, int TN>
+__device__ __forceinline__ void store_spread(const Gemm& g, int64_t i, int64_t j,
+                                             float (&acc)[TM][TN]) {
+  constexpr int kRows = TM * TN < 64 ? TM : TM / 2;
+  store_rows<QuadM, QuadN, 0, kRows>(g, i, j, acc);
+  if constexpr (kRows < TM) store_rows<QuadM, QuadN, kRows, TM - kRows>(g, i, j, acc);
 }
 
 template <Tile T, bool kA, bool kB>
@@ -232,7 +251,97 @@ __device__ __forceinline__ void multiply_whole_k(LyingRing<T, kA, kB>& ring, con
             acc[i][j] = fmaf(qa[q % 2].at(k, i), qb[q % 2].at(k, j), acc[i][j]);
           }
     }
-  store_spread<QuadA::kStride, QuadB::kStride>(g, o.i + row, o.j + column, acc);
+  store_spread<QuadA, QuadB>(g, o.i + row, o.j + column, acc);
+}
+
+// Many tiles a block, of one matrix or of several: the ring runs on from tile to tile, so that the
+// next one's slices are on their way while this one is multiplied and stored. For tiles of a short
+// K, of which a block has little else to do than to wait.
+template <Tile T, bool kA, bool kB>
+__device__ __forceinline__ void multiply_batch(LyingRing<T, kA, kB>& ring, const Gemm& batch) {
+  using Ring = LyingRing<T, kA, kB>;
+  using QuadA = Quad<T.TM, kLanesM, Ring::A::kRow, kA>;
+  using QuadB = Quad<T.TN, kLanesN, Ring::B::kRow, kB>;
+  constexpr int TM = T.TM, TN = T.TN, kBuffers = T.buffers;
+  constexpr int kSliceA = sizeof(typename Ring::A::Slice) / 4,
+                kSliceB = sizeof(typename Ring::B::Slice) / 4;
+  constexpr int kSteps = T.BK / kStepK;  // of a slice
+  static_assert(kSteps * kStepK == T.BK && kBuffers > 1);
+  const int steps = static_cast<int>(ceil_div(batch.k, kStepK));
+  const int slices = steps ? (steps - 1) / kSteps + 1 : 1;
+  const auto origin = [&](const BatchWalk& w) {
+    return w.tiles == 1 ? Origin{0, 0}
+                        : raster<uint32_t>(w.tile, batch.m, batch.n, T.BM, T.BN, T.group);
+  };
+  BatchWalk now(blockIdx.x, gridDim.x, static_cast<uint32_t>(tile_count(batch, T.BM, T.BN)));
+  BatchWalk ahead = now;  // the tile whose slices are copied
+  const auto loader_a = [&] {
+    return typename Ring::A(batch.at(ahead.z).a, origin(ahead).i, batch.m, batch.k, kPadA);
+  };
+  const auto loader_b = [&] {
+    const View<const float> b = batch.at(ahead.z).b.transposed();
+    return typename Ring::B(b, origin(ahead).j, batch.n, batch.k, kPadB);
+  };
+  typename Ring::A from_a = loader_a();
+  typename Ring::B from_b = loader_b();
+  int next = 0;  // slice of that tile
+  const auto copy = [&](int buffer) {
+    if (ahead.z < batch.batch) {
+      from_a.copy(ring.a[buffer], next), from_b.copy(ring.b[buffer], next);
+      if (++next == slices) {
+        next = 0, ahead.next();
+        if (ahead.z < batch.batch) from_a = loader_a(), from_b = loader_b();
+      }
+    }
+    cp_async_commit();
+  };
+  take_turn();
+#pragma unroll 1
+  for (int s = 0; s + 1 < kBuffers; ++s) copy(s);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row = warp / (T.BN / T.WN) * T.WM + QuadA::first_row(lane_row(lane));
+  const int column = warp % (T.BN / T.WN) * T.WN + QuadB::first_row(lane_column(lane));
+  const Smem first_a = Smem(&ring.a[0][0][0]) + QuadA::place(row),
+             first_b = Smem(&ring.b[0][0][0]) + QuadB::place(column);
+  int buffer = 0;
+#pragma unroll 1
+  for (; now.z < batch.batch; now.next()) {
+    float acc[TM][TN] = {};
+#pragma unroll 1
+    for (int left = steps, slice = 0; slice < slices; ++slice) {
+      cp_async_wait<kBuffers - 2>();
+      __syncthreads();
+      copy(buffer ? buffer - 1 : kBuffers - 1);
+      QuadA qa[2];  // one is multiplied while the next is read
+      QuadB qb[2];
+      Smem as = first_a + buffer * kSliceA, bs = first_b + buffer * kSliceB;
+      const int in_slice = left < kSteps ? left : kSteps;
+      if (in_slice > 0) qa[0].load(as), qb[0].load(bs);
+#pragma unroll 1
+      for (int step = 0; step < in_slice; ++step)
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          if (q + 1 < kQuads || step + 1 < in_slice) {
+            as = as + QuadA::kNext, bs = bs + QuadB::kNext;
+            qa[(q + 1) % 2].load(as), qb[(q + 1) % 2].load(bs);
+          }
+#pragma unroll
+          for (int k = 0; k < kQuad; ++k)
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+              for (int s = 0; s < TN; ++s) {
+                const int j = i % 2 ? TN - 1 - s : s;  // back and forth, as outer_product
+                acc[i][j] = fmaf(qa[q % 2].at(k, i), qb[q % 2].at(k, j), acc[i][j]);
+              }
+        }
+      left -= kSteps;
+      buffer = buffer + 1 < kBuffers ? buffer + 1 : 0;
+    }
+    const Origin o = origin(now);
+    store_spread<QuadA, QuadB>(batch.at(now.z), o.i + row, o.j + column, acc);
+  }
 }
 
 }  // namespace xgemm

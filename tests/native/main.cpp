@@ -206,6 +206,25 @@ void test_raster() {
       }
 }
 
+// Every tile of every matrix of a batch once, whatever the number of blocks.
+void test_batch_walk() {
+  for (uint32_t tiles : {1u, 2u, 3u, 7u, 40u})
+    for (uint32_t batch : {1u, 2u, 5u, 33u})
+      for (uint32_t blocks = 1; blocks <= tiles * batch; ++blocks) {
+        std::vector<int> seen(tiles * batch);
+        bool inside = true;
+        for (uint32_t block = 0; block < blocks; ++block)
+          for (BatchWalk w(block, blocks, tiles); w.z < batch; w.next()) {
+            inside = inside && w.tile < tiles;
+            ++seen[w.z * tiles + w.tile % tiles];
+          }
+        bool once = inside;
+        for (int x : seen) once = once && x == 1;
+        expect(once, std::to_string(blocks) + " blocks cover " + std::to_string(batch) +
+                         " matrices of " + std::to_string(tiles) + " tiles");
+      }
+}
+
 // Every element of a view has a slot of its own among as many as there are, however far apart.
 void test_slots() {
   const int64_t far = int64_t{1} << 40;
@@ -473,6 +492,7 @@ void test(const char* name, void (*run)()) {
 int run_all() {
   if (!kTsan) {   // pure functions of one thread
     test("rasterization", test_raster);
+    test("batch walk", test_batch_walk);
     test("slots of a view", test_slots);
     test("tiles", test_tiles);
     test("tensor maps", test_tensor_maps);

@@ -1,13 +1,16 @@
-// What the split says of rows, and where it puts them: the pure functions of split.h.
+// What the split says of rows, when their products may stand, and where parts lie: split_rows.h,
+// certificate.h, split.h.
 #include "xgemm/split.h"
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
-#include "xgemm/split_kernel.h"
+#include "xgemm/recompute.h"
 
 namespace xgemm {
 namespace {
@@ -16,113 +19,179 @@ constexpr Scheme kSchemes[] = {kFp16x3, kBf16x6};
 
 std::string name_of(const Scheme& s) { return s.type == Half::fp16 ? "fp16x3" : "bf16x6"; }
 
-// A row of k elements, `low` of them below the scheme's low and `tiny` of these below its tiny.
-RowScale row_of_counts(const Scheme& s, int64_t low, int64_t tiny, int64_t k) {
-  return {0, 0, risk_of(s, static_cast<uint32_t>(low), static_cast<uint32_t>(tiny), k, 0)};
-}
+// A row as the split sees it: its scale, and what its parts hold of each t.
+struct SplitRow {
+  RowScale scale;
+  std::vector<double> t, parts;
+};
 
-// The most that a product with an element below `tiny` can be wrong, in units of its partner: what
-// the last part rounds away, and what is lost of products below the least FP32 number.
-double error_of_tiny(const Scheme& s) {
-  return s.type == Half::fp16 ? 0x1p-36 : 0x1p-133 + s.parts * s.parts * 0x1p-149;
-}
-
-// However the tiny elements of a row meet those of a column, what they lose is at most half a unit
-// in the last place of |A| |B|, where the two are said to suffice. Of that sum at least the
-// products count in which neither factor is low.
-void test_tiny_elements() {
-  int allowed = 0;
-  for (const Scheme& s : kSchemes) {
-    Scheme any = s;
-    any.least = 0;  // the shares count here, not how many they are of
-    for (int64_t k = 1; k <= 20; ++k)
-      for (int64_t low_a = 0; low_a <= k; ++low_a)
-        for (int64_t tiny_a = 0; tiny_a <= low_a; ++tiny_a)
-          for (int64_t low_b = 0; low_b <= k; ++low_b)
-            for (int64_t tiny_b = 0; tiny_b <= low_b; ++tiny_b) {
-              const RowScale a = row_of_counts(any, low_a, tiny_a, k),
-                             b = row_of_counts(any, low_b, tiny_b, k);
-              const bool suffice = parts_suffice(a, b, 0);
-              expect(suffice == parts_suffice(b, a, 0), "rows and columns are alike");
-              if (!suffice || tiny_a + tiny_b == 0) continue;
-              ++allowed;
-              const double lost = static_cast<double>(tiny_a + tiny_b) * error_of_tiny(s) * 0x1p15;
-              const double sum = static_cast<double>(k - low_a - low_b) * s.low * s.low;
-              if (lost > 0x1p-25 * sum) {
-                expect(false, name_of(s) + ": of " + std::to_string(k) + " elements " +
-                                  std::to_string(low_a) + " and " + std::to_string(low_b) +
-                                  " low, " + std::to_string(tiny_a) + " and " +
-                                  std::to_string(tiny_b) + " tiny");
-                return;
-              }
-            }
+template <Scheme S>
+SplitRow split_row(const std::vector<float>& x, int top = kMostTop) {
+  SplitRow row;
+  const auto k = static_cast<int64_t>(x.size());
+  uint32_t largest = 0;
+  for (const float each : x) largest = max_of(largest, finite_magnitude(each));
+  const int exponent = exponent_of(largest, top);
+  RowSeen seen;
+  for (int64_t first = 0; first < k; first += 8) {
+    float t[8] = {};
+    const auto at = [&](int e) { return first + e < k ? x[static_cast<size_t>(first + e)] : 0.f; };
+    for (int e = 0; e < 8; ++e)
+      t[e] = static_cast<float>(std::ldexp(static_cast<double>(at(e)), exponent));
+    seen.see_each<S>(t, at, static_cast<uint32_t>(first));
   }
-  expect(allowed > 1000, "some tiny elements are allowed");
+  uint32_t sums[RowSeen::kSums];
+  seen.to(sums, k);
+  row.scale = scale_of(exponent, sums, k);
+  for (const float each : x) {
+    const double t = std::ldexp(static_cast<double>(each), exponent);
+    auto rest = static_cast<float>(t);
+    double held = 0, scale = 1;
+    for (int part = 0; part < S.parts; ++part, scale *= static_cast<double>(S.lo_scale)) {
+      float x0, x1;
+      unpack_half2<S.type>(pack_half2<S.type>(rest, 0.f), x0, x1);
+      held += static_cast<double>(x0) / scale;
+      rest = (rest - x0) * S.lo_scale;
+    }
+    row.t.push_back(t), row.parts.push_back(held);
+  }
+  return row;
 }
 
-// Elements that are not tiny have products that the tensor core's FP32 sums hold to the last part,
-// and parts that hold all but 2^-23 of them.
-void test_what_is_not_tiny() {
-  for (const Scheme& s : kSchemes) {
-    // 2^-149 is the unit of the least FP32 numbers; the products' last bits are 2^-24 of them.
-    expect(static_cast<double>(s.tiny) * s.tiny * 0x1p-24 >= 0x1p-149,
-           name_of(s) + ": the products of elements that are not tiny are FP32 numbers");
-    for (float least = s.tiny; least < 0x1p15f; least *= 2)
-      for (int step = 0; step < 4096; ++step) {
-        const float t = least * (1.f + static_cast<float>(step * 2047) * 0x1p-23f);
-        float rest = t;
-        for (int part = 0; part < s.parts; ++part) {
-          float x0, x1;
-          if (s.type == Half::fp16)
-            unpack_half2<Half::fp16>(pack_half2<Half::fp16>(rest, 0.f), x0, x1);
-          else unpack_half2<Half::bf16>(pack_half2<Half::bf16>(rest, 0.f), x0, x1);
-          rest = (rest - x0) * s.lo_scale;
+// Elements that are not tiny lose 2^-23 of themselves at most (fp16x3), or nothing; tiny ones what
+// Scheme::lost is the standard deviation of, within a factor.
+template <Scheme S>
+void test_what_parts_hold() {
+  for (float least = 0x1p-149f; least < 0x1p14f; least *= 2)
+    for (int step = 0; step < 512; ++step) {
+      const float x = least * (1.f + static_cast<float>(step * 16381) * 0x1p-23f);
+      const SplitRow row = split_row<S>({0x1p14f, x});
+      const double lost = std::fabs(row.parts[1] - row.t[1]), size = std::fabs(row.t[1]);
+      const double allowed = size < static_cast<double>(S.tiny)
+                                 ? 2 * static_cast<double>(S.lost)
+                                 : (S.type == Half::fp16 ? 0x1p-23 : 0.0) * size;
+      if (lost > allowed) return expect(false, name_of(S) + ": a part is lost");
+      const bool lossy = row.scale.flags & kLossy;
+      if (lossy != (size < static_cast<double>(S.tiny)))
+        return expect(false, name_of(S) + ": tiny elements are told");
+    }
+}
+
+// Where the certificate lets parts stand, they are right: rows of every kind against columns of
+// every kind, exact products of parts beside exact products. Adding up is not in it.
+template <Scheme S>
+void test_what_stands_is_right() {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  const auto draw = [&](int kind, int64_t k, int sign) {
+    std::vector<float> x(static_cast<size_t>(k));
+    for (int64_t i = 0; i < k; ++i) {
+      const float far = static_cast<float>(sign) * (2 * static_cast<float>(i) / k - 1);
+      const float n = normal(random), u = uniform(random);
+      x[static_cast<size_t>(i)] = kind == 0   ? n
+                                  : kind == 1 ? n * std::exp2(20 * u)
+                                  : kind == 2 ? n * std::exp2(30 * far)
+                                  : kind == 3 ? (i ? n * 0x1p-30f : 1.f)
+                                  : kind == 4 ? (u > 0.9f ? n : 0.f)
+                                  : kind == 5 ? (i ? 0x1.fff3p-29f : 1.f)
+                                              : std::exp(4 * n);
+    }
+    return x;
+  };
+  int stands = 0, refused = 0;
+  for (int kind_a = 0; kind_a < 7; ++kind_a)
+    for (int kind_b = 0; kind_b < 7; ++kind_b)
+      for (const int64_t k : {2, 17, 200, 700})
+        for (int repeat = 0; repeat < 40; ++repeat) {
+          const SplitRow a = split_row<S>(draw(kind_a, k, 1));
+          const SplitRow b = split_row<S>(draw(kind_b, k, -1), repeat % 2 ? 12 : kMostTop);
+          double exact = 0, size = 0, got = 0;
+          for (size_t i = 0; i < a.t.size(); ++i) {
+            exact += a.t[i] * b.t[i], got += a.parts[i] * b.parts[i];
+            size += std::fabs(a.t[i] * b.t[i]);
+          }
+          const Fate fate = fate_of(S, a.scale, b.scale, static_cast<float>(got));
+          if (fate != Fate::stands) {
+            ++refused;
+            continue;
+          }
+          ++stands;
+          if (std::fabs(got - exact) > 8 * 0x1p-24 * size)
+            return expect(false, name_of(S) + ": kinds " + std::to_string(kind_a) + " and " +
+                                     std::to_string(kind_b) + ", k " + std::to_string(k) +
+                                     ": off by " +
+                                     std::to_string(std::fabs(got - exact) / size * 0x1p24));
         }
-        // After the last part the remainder has been scaled once more than the parts.
-        const double lost = std::fabs(rest) / std::pow(static_cast<double>(s.lo_scale), s.parts);
-        const double allowed = s.type == Half::fp16 ? 0x1p-23 * static_cast<double>(t) : 0.0;
-        if (lost > allowed)
-          return expect(false, name_of(s) + ": a part is lost of what is not tiny");
-      }
-  }
+  expect(stands > 1000, name_of(S) + ": some stand");
+  expect(S.type == Half::bf16 || refused > 100, name_of(S) + ": some are refused");
 }
 
-// Where parts are taken, no sum can overflow on its way; what is not finite never takes them.
-void test_tops() {
-  const auto row = [](int top) { return RowScale{0, static_cast<int16_t>(top), 0.f}; };
+// The norm is an upper bound, a few percent above; where nothing is finite it is zero.
+void test_norms() {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  for (const int64_t k : {1, 2, 3, 31, 1000, 70000}) {
+    std::vector<float> x(static_cast<size_t>(k));
+    for (float& each : x) each = normal(random);
+    const SplitRow row = split_row<kFp16x3>(x);
+    double squares = 0;
+    for (const double t : row.t) squares += t * t;
+    const double norm = std::sqrt(squares);
+    expect(row.scale.norm >= norm && row.scale.norm <= 1.05 * norm, "a norm");
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  expect(split_row<kFp16x3>({infinity, std::nanf("")}).scale.norm == 0.f, "no norm");
+}
+
+// What a row is found to be, and what becomes of its products.
+void test_flags() {
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  const auto of = [](const std::vector<float>& x) { return split_row<kFp16x3>(x).scale; };
+  const RowScale plain = of({1.f, 2.f}), zero = of({0.f, -0.f, 0.f}), one = of({0.f, 0.f, 5.f});
+  const RowScale inf = of({1.f, -infinity}), infs = of({infinity, 1.f, infinity});
+  const RowScale not_a_number = of({nan, infinity}), lossy = of({1.f, 0x1p-40f});
+  const RowScale huge = of({0x1p127f, 0x1p127f}), small = of({0x1p-149f, 0x1p-140f});
+  expect(plain.flags == 0, "a row of its kind");
+  expect(zero.flags == kSingle && zero.at == kNowhere && zero.exponent == 0, "zeros");
+  expect(one.flags == kSingle && one.at == 2, "one element");
+  expect((inf.flags & (kInfinite | kInfinities | kNan)) == kInfinite && inf.at == 1, "an infinity");
+  expect((infs.flags & (kInfinite | kInfinities | kNan)) == kInfinities, "infinities");
+  expect((not_a_number.flags & (kInfinite | kInfinities | kNan)) == kNan, "a NaN");
+  expect(lossy.flags == kLossy, "a tiny element");
+  expect(huge.flags == kFar && small.flags == kFar, "far scales");
+  expect(std::ldexp(1.0, 127 + huge.exponent) == 0x1p14, "the largest at 2^14");
+  expect(std::ldexp(1.0, -140 + small.exponent) == 0x1p14, "also of subnormal numbers");
+
+  const auto fate = [](const RowScale& a, const RowScale& b, float acc) {
+    const Fate there = fate_of(kFp16x3, a, b, acc);
+    expect(there == fate_of(kFp16x3, b, a, acc), "rows and columns are alike");
+    return there;
+  };
+  expect(fate(plain, plain, 0.f) == Fate::stands, "ordinary rows stand, whatever their product");
+  expect(fate(lossy, plain, 1.f) == Fate::recomputed, "a small product with a tiny element");
+  expect(fate(lossy, plain, 0x1p20f) == Fate::stands, "a large one");
+  expect(fate(zero, lossy, 0.f) == Fate::given && fate(one, lossy, 0.f) == Fate::given, "single");
+  for (const RowScale& other : {plain, zero, one, inf, infs, lossy, huge, small})
+    expect(fate(not_a_number, other, 1.f) == Fate::given, "a NaN has its own way");
+  expect(fate(inf, plain, 1.f) == Fate::given && fate(infs, plain, 1.f) == Fate::chained, "inf");
+  expect(fate(huge, huge, 1.f) == Fate::chained, "what may overflow is the chain");
+  expect(fate(huge, small, 1.f) == Fate::stands, "what cannot is not");
+}
+
+// No sum of which it is said that it cannot overflow does.
+void test_overflow() {
   for (int a = -149; a <= 127; ++a)
     for (int b = -149; b <= 127; ++b)
-      for (int depth : {0, 1, 5, 16, 31}) {
-        // Terms below 2^(a + 1 + b + 1), 2^depth of them.
-        if (parts_suffice(row(a), row(b), depth) && a + b + 2 + depth > 127)
+      for (const int depth : {0, 1, 5, 16}) {
+        const auto row = [&](int top) {
+          const float norm = 0x1p15f * std::exp2(static_cast<float>(depth) / 2);
+          return RowScale{14 - top, 0, norm, 0};
+        };
+        if (!may_overflow(row(a), row(b)) && a + b + 2 + depth > 127)
           return expect(false, "a sum may overflow");
-      }
-  expect(parts_suffice(row(0), row(0), 31), "ordinary rows take parts");
-  expect(parts_suffice(row(100), row(-100), 31), "and large ones with small columns");
-  for (int other : {kAllZero, kNotFinite, -149, 0, 127})
-    expect(!parts_suffice(row(kNotFinite), row(other), 0) &&
-               !parts_suffice(row(other), row(kNotFinite), 0),
-           "what is not finite takes the chain");
-  expect(parts_suffice(row(kAllZero), row(127), 60), "zeros meet anything that is finite");
-  for (int64_t k = 0; k <= 5000; ++k) {
-    const int depth = depth_of(k);
-    if ((int64_t{1} << depth) < k || (depth > 0 && int64_t{1} << (depth - 1) >= k))
-      return expect(false, "depth is ceil(log2 k)");
-  }
-}
-
-// Rows of few elements that count suffice with none, whatever the others are; zeros with all.
-void test_sparse_rows() {
-  const RowScale ordinary{0, 0, 0.f};
-  for (const Scheme& s : kSchemes)
-    for (int64_t k : {1, 20, 63, 64, 65, 1000, 100000})
-      for (int64_t count = 0; count <= 70 && count <= k; ++count) {
-        const auto low = static_cast<uint32_t>(k - count);
-        const RowScale row{0, 0, risk_of(s, low, 0, k, 0)};
-        expect(parts_suffice(row, ordinary, 0) == (count >= s.least) &&
-                   parts_suffice(ordinary, row, 0) == (count >= s.least),
-               name_of(s) + ": a row with " + std::to_string(count) + " elements that count");
-        expect(risk_of(s, low, 0, k, kAllZero) == 0.f, "zeros have no risk");
+        if (may_overflow(row(a), row(b)) && !is_far(14 - a) && !is_far(14 - b))
+          return expect(false, "only far rows may overflow");
       }
 }
 
@@ -200,8 +269,7 @@ void test_kept_parts() {
             return static_cast<size_t>(static_cast<const char*>(p) - packed);
           };
           expect(place(b.parts.scales) >= place(b.parts.data) + parts &&
-                     place(b.verdict) >= place(b.parts.scales) + sizeof(RowScale) * n &&
-                     b.bytes >= place(b.verdict) + sizeof(Verdict),
+                     b.bytes >= place(b.parts.scales) + sizeof(RowScale) * n,
                  "each has room of its own");
         }
 }
@@ -209,10 +277,13 @@ void test_kept_parts() {
 }  // namespace
 
 void test_split() {
-  test_tiny_elements();
-  test_what_is_not_tiny();
-  test_tops();
-  test_sparse_rows();
+  test_what_parts_hold<kFp16x3>();
+  test_what_parts_hold<kBf16x6>();
+  test_what_stands_is_right<kFp16x3>();
+  test_what_stands_is_right<kBf16x6>();
+  test_norms();
+  test_flags();
+  test_overflow();
   test_places();
   test_kept_parts();
 }

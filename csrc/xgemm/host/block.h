@@ -65,6 +65,14 @@ struct Wgmma {               // one that has been issued and not waited for
   const void* pc;
 };
 
+// The last access of a thread to four bytes of its stack, which is where what wgmmas have in
+// registers lies: after which of the wgmma_fences, as all threads' are numbered. Kept from a
+// thread's first one on.
+struct RegisterUse {
+  uint64_t fence = 0;
+  const void* pc = nullptr;
+};
+
 struct Fiber {
   void* sp = nullptr;                       // saved stack pointer
   char* stack = nullptr;
@@ -77,6 +85,7 @@ struct Fiber {
   int parity = 0;                           // ... until its phase of this parity has ended
   int named = 0;                            // the named barrier that it waits at
   uint64_t fence_phase = 0;                 // of its last fence_for_wgmma
+  uint64_t register_fence = 0;              // the number of its last wgmma_fence; 0: none yet
   const uint32_t* flag = nullptr;           // at which it waits, ...
   uint32_t signals = 0;                     // ... until there have been so many
   std::vector<std::vector<Wgmma>> wgmma_groups;
@@ -227,6 +236,7 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
   const char* stacks = nullptr;  // of all fibers
   size_t stack_bytes = 0;
+  RegisterUse* register_uses = nullptr;  // of each 4 of them
   const char* arguments = nullptr;  // the launch's
   size_t argument_bytes = 0;
   Recorder* recording = nullptr;  // who wants this block's events (trace.h); mostly nobody
@@ -285,6 +295,8 @@ void note_landed(Block& to, const char* p, size_t bytes);
 void note_wgmma(const char* p, size_t bytes, const void* pc);
 // ... and what a warpgroup has read by it.
 void note_wgmma_done(const char* p, size_t bytes, unsigned warpgroup, const void* pc);
+// Ends the block with an error unless these registers, which a wgmma is given, are fenced.
+void expect_fenced(const Block& b, const void* registers, size_t bytes, const Site& at);
 // The unfinished wgmma that reads this place of the block's shared memory.
 const Wgmma* reader_of(const Block& b, const char* p);
 

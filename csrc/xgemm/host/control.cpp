@@ -8,6 +8,7 @@
 #include "xgemm/host/machine.h"
 #include "xgemm/host/simt_control.h"
 #include "xgemm/limits.h"
+#include "xgemm/recompute_counter.h"
 #include "xgemm/select.h"
 
 namespace xgemm::simt {
@@ -19,6 +20,7 @@ std::atomic<int> row_asked = -1;  // current.row, for every call of a stage
 std::atomic<int64_t> share_asked = -1;  // current.share, for every product
 
 std::set<std::pair<std::string, Sync>> seen;   // places, as sites() tells them
+std::set<std::string> known;  // places, never forgotten
 
 // What a stage may touch. Without a result to compute it packs B.
 std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& context) {
@@ -39,6 +41,9 @@ std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& 
   if (!packs)
     all.emplace_back("D", g.d.data, true,
                      std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
+  if (context.recomputed)
+    all.emplace_back("the count of units made anew", context.recomputed, true,
+                     std::vector<Operand::Axis>{{1, 1}});
   const auto floats = static_cast<int64_t>(context.workspace_bytes / 4);
   if (floats)
     all.emplace_back("the workspace", context.workspace, true,
@@ -76,7 +81,11 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b) {
   require(stage, g, device);
   int row = forced_row(stage, device);
   if (row < 0) row = Selector({&stage, 1}).row(stage, g, device);
-  watch(stage.run, stage, g, {.device = device, .row = row, .packed_b = packed_b});
+  watch(stage.run, stage, g,
+        {.device = device,
+         .row = row,
+         .packed_b = packed_b,
+         .recomputed = recompute_counter(kHostCounter)});
 }
 
 void pack_watched(const Stage& stage, const Gemm& g, void* packed_b) {
@@ -119,6 +128,7 @@ int forced_row(const Stage& stage, const Device& device) {
 void add_site(Sync kind, const Site& site) {
   std::lock_guard<std::mutex> lock(control);
   seen.emplace(place(site), kind);
+  known.insert(place(site));
 }
 
 std::vector<SyncSite> sites() {
@@ -126,6 +136,11 @@ std::vector<SyncSite> sites() {
   std::vector<SyncSite> all;
   for (const auto& [place, kind] : seen) all.push_back({kind, place});
   return all;
+}
+
+std::vector<std::string> known_places() {
+  std::lock_guard<std::mutex> lock(control);
+  return {known.begin(), known.end()};
 }
 
 void forget_sites() {

@@ -38,6 +38,7 @@ struct Cluster {
   bool ended = true;
   char* stacks = nullptr;
   size_t stack_count = 0;
+  RegisterUse* register_uses = nullptr;  // of each 4 bytes of them
 
   Cluster() = default;
   Cluster(const Cluster&) = delete;
@@ -47,7 +48,7 @@ struct Cluster {
       unmap(b->cells, kArena / 4 * sizeof(Cell));
       unmap(b->timed, kArena / 4 * sizeof(Timed));
     }
-    if (stacks) unmap(stacks, stack_count * kStack);
+    free_stacks();
   }
   // A fresh page is zeros, which is a fresh Cell's and Timed's state, too.
   static std::unique_ptr<Block> make_block() {
@@ -70,12 +71,21 @@ struct Cluster {
   }
   void grow(size_t threads) {
     if (threads <= stack_count) return;
-    if (stacks) unmap(stacks, stack_count * kStack);
+    free_stacks();
     stacks = static_cast<char*>(map(threads * kStack));
+    register_uses = static_cast<RegisterUse*>(map(threads * kUses));
     stack_count = threads;
     // The lowest page of a stack is a guard: an overflow faults instead of running into a
     // neighbour's frames.
     for (size_t t = 0; t < threads; ++t) mprotect(stacks + t * kStack, 4096, PROT_NONE);
+  }
+
+ private:
+  static constexpr size_t kUses = kStack / 4 * sizeof(RegisterUse);  // of one stack
+  void free_stacks() {
+    if (!stacks) return;
+    unmap(stacks, stack_count * kStack);
+    unmap(register_uses, stack_count * kUses);
   }
 };
 
@@ -92,6 +102,7 @@ struct Machine {
   void* scheduler_sp = nullptr;
   SanitizerContext sanitizer;
   uint64_t phase = 0;
+  uint64_t register_fences = 0;  // of all threads so far
   unsigned meetings = 0;         // of some threads, otherwise than in __syncthreads, so far
   bool released = false;         // some have just met
   std::mt19937_64 random;

@@ -28,6 +28,9 @@ enum class Fault {
   too_many_arrivals,
   too_few_arrivals,
   no_wgmma_wait,
+  no_register_fence,
+  first_register_fence_only,
+  early_register_fence,
   no_commit,
   early_release,
   left_behind,
@@ -101,7 +104,9 @@ __global__ void product(const Gemm g, const TensorMap x, const TensorMap y) {
       const uint64_t a = wgmma_descriptor<kRow>(&ring.x[s]);
       const uint64_t b =
           wgmma_descriptor<kRow>(&ring.y[s]) ^ (is(Fault::wrong_stride) ? 0x60ull << 32 : 0);
-      wgmma_fence();
+      if (!is(Fault::no_register_fence) && !(is(Fault::first_register_fence_only) && slice > 0))
+        wgmma_fence();
+      if (is(Fault::early_register_fence)) acc[kN / 2 - 1] = 0.f;
       for (int step = 0; step < kDepth / 16; ++step) {
         const uint64_t k = step * kDescriptorK16;
         wgmma<Half::fp16>(acc, a + (is(Fault::wrong_step) ? 0 : k), b + k, step > 0);
@@ -189,6 +194,35 @@ __global__ void warp_product(const Gemm g, const TensorMap x, const TensorMap y)
   for (int i = 0; i < 4; ++i) g.store(lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2, d[i]);
 }
 
+// A warpgroup multiplies 64 x 16, in its registers, by 16 x 8.
+template <bool kFenced>
+__global__ void register_product(const Gemm g, const TensorMap, const TensorMap) {
+  XGEMM_SHARED_DYNAMIC(ys, uint16_t[8][32]);
+  const int t = threadIdx.x, row = 16 * (t / 32) + t % 32 / 4, k = t % 4 * 2;
+  const auto half = [](float x) { return uint32_t{simt::to_half(Half::fp16, x)}; };
+  if (t < 8)
+    for (int i = 0; i < 16; ++i)
+      ys[t][(i / 8 ^ t / 2 % 4) * 8 + i % 8] = static_cast<uint16_t>(half(g.b(i, t)));
+  fence_for_wgmma();
+  __syncthreads();
+  uint32_t a[4];
+  float acc[4];
+  const auto load = [&](int first) {
+    for (int r = first; r < 4; ++r) {
+      const int i = row + r % 2 * 8, j = k + r / 2 * 8;
+      a[r] = half(g.a(i, j)) | half(g.a(i, j + 1)) << 16;
+    }
+  };
+  load(0);
+  wgmma_fence();
+  if (!kFenced) load(3);
+  wgmma<Half::fp16>(acc, a, wgmma_descriptor<64>(&ys), false);
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_settled(acc);
+  for (int e = 0; e < 4; ++e) g.store(row + e / 2 * 8, k + e % 2, acc[e]);
+}
+
 // Two blocks each sum up half of k, and meet in global memory.
 template <bool kRight>
 __global__ void split_product(const Gemm g, const TensorMap, const TensorMap y) {
@@ -253,6 +287,8 @@ constexpr ProductProbe kProbes[] = {
     probe_of<Fault::none, 1, 32>("tma_product_narrow"),
     probe_of<Fault::none, 2>("tma_product_cluster"),
     {"tma_dot_product", dot_product<Fault::none>, false, 1, 32, 4, 2 * kM, 0, 96},
+    {"register_product", register_product<true>, false, 1, 16, 8, 64, 16, 128},
+    {"operand_written_after_its_fence", register_product<false>, true, 1, 16, 8, 64, 16, 128},
     {"warp_product", warp_product<true, true>, false, 1, 16, 8, 16, 16, 32},
     {"split_product", split_product<true>, false, 2, 16, 32, 1, 48, 32},
     {"missing_cluster_sync", split_product<false>, true, 2, 16, 32, 1, 48, 32},
@@ -274,6 +310,9 @@ constexpr ProductProbe kProbes[] = {
     probe_of<Fault::too_few_arrivals>("too_few_arrivals"),
     probe_of<Fault::no_wgmma_wait>("missing_wgmma_wait"),
     probe_of<Fault::no_commit>("missing_wgmma_commit"),
+    probe_of<Fault::no_register_fence>("missing_wgmma_register_fence"),
+    probe_of<Fault::first_register_fence_only>("accumulators_read_after_their_fence"),
+    probe_of<Fault::early_register_fence>("accumulators_written_after_their_fence"),
     probe_of<Fault::early_release>("early_release"),
     probe_of<Fault::left_behind>("wgmma_left_behind"),
     probe_of<Fault::misaligned_box>("misaligned_box"),

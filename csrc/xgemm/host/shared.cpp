@@ -134,5 +134,11 @@ void atomic_max(uint32_t* p, uint32_t x) {
   note_atomic(*running, p, pc);
   *p = std::max(*p, x);
 }
+void atomic_add(uint32_t* p, uint32_t x) {
+  const void* pc = __builtin_return_address(0);
+  const Quiet quiet;
+  note_atomic(*running, p, pc);
+  *p += x;
+}
 
 }  // namespace xgemm::simt

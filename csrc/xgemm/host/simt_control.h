@@ -44,16 +44,29 @@ enum class Sync : uint8_t {
   mbarrier_arrival,
   mbarrier_wait,
   wgmma_fence,
+  wgmma_register_fence,
   wgmma_commit,
   wgmma_wait,
   signal,
   signal_wait,
   launch_wait
 };
-constexpr const char* kSync[] = {
-    "barrier",         "warp barrier",    "commit",           "wait",          "named barrier",
-    "cluster barrier", "mbarrier expect", "mbarrier arrival", "mbarrier wait", "wgmma fence",
-    "wgmma commit",    "wgmma wait",      "signal",           "signal wait",   "launch wait"};
+constexpr const char* kSync[] = {"barrier",
+                                 "warp barrier",
+                                 "commit",
+                                 "wait",
+                                 "named barrier",
+                                 "cluster barrier",
+                                 "mbarrier expect",
+                                 "mbarrier arrival",
+                                 "mbarrier wait",
+                                 "wgmma fence",
+                                 "wgmma register fence",
+                                 "wgmma commit",
+                                 "wgmma wait",
+                                 "signal",
+                                 "signal wait",
+                                 "launch wait"};
 struct SyncSite {
   Sync kind;
   std::string place;  // "file.cu:line"
@@ -61,6 +74,8 @@ struct SyncSite {
 // All that have run since the library was loaded, or since they were forgotten.
 std::vector<SyncSite> sites();
 void forget_sites();
+// Their places since the library was loaded, forgotten or not: what Settings::skip may be.
+std::vector<std::string> known_places();
 
 // Runs a stage of the host flavour with every access of its kernels watched: anything but the
 // operands and the workspace is out of bounds. Throws std::runtime_error for what the kernel does

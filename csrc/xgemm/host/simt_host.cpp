@@ -220,6 +220,7 @@ void begin_block(Machine& m, Block& b) {
     f.wgmma_open.clear();
     f.wgmma_groups.clear();
     f.accumulators.clear();
+    f.register_fence = 0;
     f.tiles = 0;
     f.waited = false;
     f.stack = m.here->stacks + (b.rank * b.threads + t) * kStack;
@@ -436,6 +437,7 @@ void run_grid(const Grid& shape, void (*thread)(const void*), const void* argume
       b.operands = &m.operands;
       b.stacks = c.stacks;
       b.stack_bytes = c.stack_count * kStack;
+      b.register_uses = c.register_uses;
     }
   }
   m.seen.clear();

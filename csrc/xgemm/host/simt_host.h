@@ -151,6 +151,7 @@ void copy_wait(int groups_left, Site at);
 
 // On global memory.
 void atomic_max(uint32_t* p, uint32_t x);
+void atomic_add(uint32_t* p, uint32_t x);
 
 // Between the blocks of a launch that is `in_order`: ptx.h says what they do.
 void signal(uint32_t* flag, Site site);
@@ -191,6 +192,10 @@ uint64_t shared_address(const void* p);
 void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers, uint64_t b,
            bool accumulate, Site at);
 void fence_for_wgmma(Site at);
+// A thread's accesses to registers, accumulators and A's, come before the wgmmas after it. The
+// first wgmma needs one, and each that is given registers which the thread has read or written
+// since.
+void wgmma_fence(Site at);
 void wgmma_commit(Site at);
 void wgmma_wait(int groups_left, Site at);
 

@@ -163,9 +163,15 @@ bool within(const char* p, const char* base, size_t bytes) {
   return static_cast<size_t>(p - base) < bytes;
 }
 
+// What is known of the 4 bytes of the threads' stacks that these are among.
+RegisterUse& use_of(const Block& b, const char* p) { return b.register_uses[(p - b.stacks) / 4]; }
+
 // An access to the threads' stacks, where accumulators may be in flight.
-void note_stack(Block& b, const char* p, bool write, const void* pc) {
-  for (const Accumulators& a : b.fibers[b.self].accumulators) {
+void note_stack(Block& b, const char* p, size_t bytes, bool write, const void* pc) {
+  const Fiber& f = b.fibers[b.self];
+  if (f.register_fence)
+    for (const char* q = p; q < p + bytes; q += 4) use_of(b, q) = {f.register_fence, pc};
+  for (const Accumulators& a : f.accumulators) {
     if (!within(p, reinterpret_cast<const char*>(a.d), a.count * sizeof(float))) continue;
     const Quiet quiet(b);
     fail("unfinished wgmma: " + thread_name(b.self) + " " + verb(write) + " at " + place(pc) +
@@ -178,7 +184,7 @@ inline void note(void* address, size_t bytes, bool write, const void* pc, bool v
   if (!block || block->quiet) return;
   const char* p = static_cast<const char*>(address);
   Block& b = *block;
-  if (within(p, b.stacks, b.stack_bytes)) return note_stack(b, p, write, pc);
+  if (within(p, b.stacks, b.stack_bytes)) return note_stack(b, p, bytes, write, pc);
   if (within(p, b.arguments, b.argument_bytes)) return;
   const Quiet quiet(b);
   if (vector) expect_aligned(p, bytes, pc);
@@ -450,6 +456,19 @@ void note_wgmma_done(const char* p, size_t bytes, unsigned warpgroup, const void
     c.read_warp = kMany;
     c.read_pc = pc;
   }
+}
+
+void expect_fenced(const Block& b, const void* registers, size_t bytes, const Site& at) {
+  const Fiber& f = b.fibers[b.self];
+  if (!f.register_fence)
+    fail("unfenced: " + thread_name(b.self) + " gives registers to the wgmma at " + place(at) +
+         " and has not called wgmma_fence before");
+  const auto* first = static_cast<const char*>(registers);
+  if (!within(first, b.stacks, b.stack_bytes)) return;
+  for (const char* q = first; q < first + bytes; q += 4)
+    if (const RegisterUse& use = use_of(b, q); use.fence == f.register_fence)
+      fail("unfenced: " + thread_name(b.self) + " gives registers to the wgmma at " + place(at) +
+           " that it has used at " + place(use.pc) + " and then not called wgmma_fence");
 }
 
 void note_shared(const Block& b, const char* p, size_t bytes, bool write, const void* pc) {

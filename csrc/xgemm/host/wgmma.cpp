@@ -198,7 +198,13 @@ void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers
   first_of_warpgroup(b, at);
   if ((!registers && !Matrix::understood(a)) || !Matrix::understood(b_))
     fail("wgmma: a descriptor at " + place(at) + " that is not of rows of 64 or 128 bytes");
-  Accumulators& to = take(b, f, d, static_cast<size_t>(count));
+  const auto size = static_cast<size_t>(count);
+  const bool in_flight = std::any_of(f.accumulators.begin(), f.accumulators.end(),
+                                     [&](const Accumulators& x) { return x.d == d; });
+  // wgmmas of one shape need no fence for the accumulators that they share.
+  if (!in_flight) expect_fenced(b, d, size * sizeof *d, at);
+  if (registers) expect_fenced(b, registers, sizeof Wgmma::given, at);
+  Accumulators& to = take(b, f, d, size);
   ++to.uses;
   to.at = at;
   Wgmma op{type, a, b_, registers, {}, accumulate, to.tile, at, pc};
@@ -215,6 +221,13 @@ void fence_for_wgmma(Site at) {
   const Hidden hidden;
   if (skips(Sync::wgmma_fence, at)) return;
   running->fibers[running->self].fence_phase = running->phase;
+}
+
+void wgmma_fence(Site at) {
+  const Quiet quiet;
+  const Hidden hidden;
+  if (skips(Sync::wgmma_register_fence, at)) return;
+  running->fibers[running->self].register_fence = ++machine().register_fences;
 }
 
 void wgmma_commit(Site at) {

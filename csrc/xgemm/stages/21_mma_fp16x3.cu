@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "xgemm/mma_gemm.h"
-#include "xgemm/split_kernel.h"
+#include "xgemm/recompute.h"
 #include "xgemm/unscale.h"
 
 namespace xgemm::XGEMM_FLAVOUR::mma_fp16x3 {
@@ -21,6 +21,7 @@ constexpr Tile kTiles[] = {
 struct Job {
   Gemm g;
   Parts a, b;
+  RecomputeMap map;
   int64_t z = 0;  // the launch's first matrix
 };
 
@@ -35,38 +36,67 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
     kernel(const Job job) {
   constexpr Tile T = kTiles[kRow];
   XGEMM_SHARED_DYNAMIC(shared, Shared<T>);
-  const int64_t z = job.z + blockIdx.z;
-  const Origin o = raster<T>(blockIdx.x, job.g);
+  const uint32_t z = static_cast<uint32_t>(job.z) + blockIdx.z;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int ty = warp / (T.BN / T.WN) * T.WM, tx = warp % (T.BN / T.WN) * T.WN;
 
   float sum[T.WM / 16][T.WN / 2] = {};
-  multiply_parts<S, T>(sum, shared.ring, job.a, job.b, z, o, ty, tx);
+  multiply_parts<S, T>(sum, shared.ring, job.a, job.b, z, raster<T>(blockIdx.x, job.g), ty, tx);
 
+  const Origin o = raster<T>(opaque(blockIdx.x), job.g);
   const Gemm g = job.g.at(z);
   const RowScale *rows = job.a.scales + job.a.first_row(z),
                  *columns = job.b.scales + job.b.first_row(z);
   auto& scales = shared.scales;
-  scales.load(g, rows, columns, o.i, o.j, threadIdx.x);
+  scales.put(scales.fetch(g, rows, columns, o.i, o.j, threadIdx.x), g.k, threadIdx.x);
   __syncthreads();
   const int column = tx + lane % 4 * 2;
+  const uint32_t flags = scales.flags();
+  const auto epilogue = [&](int i) {
+    return PartsEpilogue<S, T.WN / 8>{.g = g,
+                                      .rows = rows,
+                                      .columns = columns,
+                                      .i = o.i + ty + 16 * i + lane / 4,
+                                      .j = o.j + column,
+                                      .undo_rows = scales.rows + ty + 16 * i + lane / 4,
+                                      .undo_columns = scales.columns + column,
+                                      .flags = flags};
+  };
+  const PairLoop<T.threads(), T.BM, T.BN> pairs{.g = g,
+                                                .rows = rows,
+                                                .columns = columns,
+                                                .i = o.i,
+                                                .j = o.j,
+                                                .thread = static_cast<int>(threadIdx.x)};
+  // A tile's units are made anew together.
+  Fate worst = Fate::stands;
+  if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
+    if (flags & kLossy)
 #pragma unroll
-  for (int i = 0; i < T.WM / 16; ++i)
-    PartsEpilogue<T.WN / 8>{.g = g,
-                            .rows = rows,
-                            .columns = columns,
-                            .i = o.i + ty + 16 * i + lane / 4,
-                            .j = o.j + column,
-                            .undo_rows = scales.rows + ty + 16 * i + lane / 4,
-                            .undo_columns = scales.columns + column,
-                            .plain = scales.plain()}
-        .store(sum[i]);
+      for (int i = 0; i < T.WM / 16; ++i)
+        if (epilogue(i).uncertain(sum[i])) worst = Fate::recomputed;
+    if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
+    scales.vote(worst, threadIdx.x);
+    __syncthreads();
+    worst = scales.worst();
+  }
+  if (threadIdx.x < T.BM / kUnitRows)
+    job.map.mark(g, z, o.i + threadIdx.x * kUnitRows, o.j, T.BN, worst);
+  if (worst >= Fate::recomputed) return;
+#pragma unroll
+  for (int i = 0; i < T.WM / 16; ++i) epilogue(i).store(sum[i]);
+  if (flags & kGivenFlags) [[unlikely]]
+    pairs.store_given();
 }
 
 constexpr int kCluster = 1;  // of the split: sm_80 has none
 
+RecomputePlan plan_room(const Gemm& g, const SplitPlan& plan, const Context& context) {
+  return plan_recompute(g, kTiles[context.row].BN, plan.bytes, 0, 0, context);
+}
+
 size_t workspace(const Gemm& g, const Context& context) {
-  return plan_split(g, S.parts, nullptr, context.packed_b).bytes;
+  return plan_room(g, plan_split(g, S.parts, nullptr, context.packed_b), context).bytes;
 }
 
 template <int... kRow>
@@ -89,9 +119,12 @@ void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...
 
 void run(const Gemm& g, const Context& context) {
   const SplitPlan plan = plan_split(g, S.parts, context.workspace, context.packed_b);
-  split<S, kCluster>(g, plan, context);
-  run_row({.g = g, .a = plan.a, .b = plan.b}, context,
+  const RecomputePlan room = plan_room(g, plan, context);
+  split<S, kCluster>(g, plan, context, room.clear);
+  run_row({.g = g, .a = plan.a, .b = plan.b, .map = room.job.map}, context,
           std::make_integer_sequence<int, std::size(kTiles)>());
+  kTiles[context.row].BN == 128 ? launch_recompute<128>(room.job, context)
+                                : launch_recompute<64>(room.job, context);
 }
 
 static const Register stage(
@@ -103,7 +136,7 @@ static const Register stage(
                .min_sm = 80,
                .strict = false,
                .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
-               .refuse = too_deep_to_count,
+               .refuse = too_deep_to_split,
                .workspace = workspace,
                .packed_bytes = packed_bytes,
                .pack = pack<kCluster>,

@@ -16,22 +16,16 @@ constexpr Tile kTiles[] = {
 };
 constexpr int kCluster = 8;  // of the split
 
-RelayRoom relay(const Gemm& g, const SplitPlan& plan, const Context& context) {
-  return place_relay(kTiles[context.row], g, plan.bytes, context);
-}
-
 size_t workspace(const Gemm& g, const Context& context) {
-  return relay(g, plan_split(g, kBf16x6.parts, nullptr), context).bytes;
+  return wgmma_workspace(kBf16x6, kTiles[context.row], g, context);
 }
 
 void run(const Gemm& g, const Context& context) {
-  const SplitPlan plan = plan_split(g, kBf16x6.parts, context.workspace);
-  split<kBf16x6, kCluster>(g, plan, context, nullptr, nullptr, relay(g, plan, context).flags);
-  constexpr void (*kernels[])(const Gemm&, const SplitPlan&, const Context&, When) = {
-      launch_wgmma<kBf16x6, kTiles[0]>, launch_wgmma<kBf16x6, kTiles[1]>,
-      launch_wgmma<kBf16x6, kTiles[2]>};
-  static_assert(std::size(kernels) == std::size(kTiles));
-  kernels[context.row](g, plan, context, When::always);
+  constexpr void (*rows[])(const Gemm&, const Context&) = {
+      run_wgmma<kBf16x6, kCluster, kTiles[0]>, run_wgmma<kBf16x6, kCluster, kTiles[1]>,
+      run_wgmma<kBf16x6, kCluster, kTiles[2]>};
+  static_assert(std::size(rows) == std::size(kTiles));
+  rows[context.row](g, context);
 }
 
 static const Register stage(

@@ -55,19 +55,19 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constan
     multiply_share(sum, reach, ring, k0, k1);
     ring.tell(reach);
     named_barrier(1, kShareThreads);  // all have, and are done with the ring
-    const uint32_t strange = ring.all_told() | strange_product(g);
+    const uint32_t range = ring.range();
     if constexpr (kFinish == kHere) {
-      store_sums<BM>(ring.sums(), g, origin(), sum, strange);
+      store_sums<BM>(ring.sums(), g, origin(), sum, range);
     } else if constexpr (kFinish == kInCluster) {
       leave_sums<BM, NarrowSums<BM>::kPitch>(ring.sums().d[0], sum);
-      if (threadIdx.x == 0) ring.told = bits_to_float(strange);
+      if (threadIdx.x == 0) ring.told = bits_to_float(range);
       cluster_sync();  // all of the cluster have left theirs
       finish_in_cluster<BM>(ring.sums(), &ring.told, g, origin(), static_cast<int>(share),
                             static_cast<int>(shares));
     } else {
       const int64_t place = job.place(blockIdx.z, tile) + share;
       leave_sums<BM, kLong>(job.sums + place * (BM * kLong), sum);
-      if (threadIdx.x == 0) job.strange[place] = strange;
+      if (threadIdx.x == 0) job.ranges[place] = range;
     }
   }
 }

@@ -28,10 +28,19 @@ constexpr Tile tile(int BM, int BN, int BK, int TM, int TN, int buffers, int min
 // Best, of squares on an H200: to 160; 192 and 256, 384 and 448; 320; 512 and 640; a short K and a
 // large D, and 768, where a block has to leave room for others. Rates are those of 1024^3.
 constexpr Tile kTiles[] = {
-    tile(16, 16, 64, 2, 1, 4, 4, 17.f), tile(16, 32, 64, 2, 2, 4, 4, 23.f),
-    tile(32, 32, 64, 2, 4, 4, 3, 25.f), tile(32, 64, 64, 4, 4, 3, 2, 30.f),
+    tile(16, 16, 64, 2, 1, 4, 4, 17.f),
+    tile(16, 32, 64, 2, 2, 4, 4, 23.f),
+    tile(32, 32, 64, 2, 4, 4, 3, 25.f),
+    tile(32, 64, 64, 4, 4, 3, 2, 30.f),
     tile(32, 64, 32, 4, 4, 3, 4, 35.f),
+    // Their blocks walk over the tiles of a batch, a warp for 32 x 32 and two for 64 x 64: 8 x 4
+    // and 8 x 8 results a thread read 12 and 16 floats of shared memory for 32 and 64 products,
+    // where 2 x 4 read 6 for 8, and would not keep pace with memory (4096 products of 32 x 32 x
+    // 32).
+    tile(32, 32, 32, 8, 4, 2, 12, 28.f),
+    tile(64, 64, 32, 8, 8, 3, 4, 36.f),
 };
+constexpr int kFirstWalk = 5;
 
 template <int kRow, bool kA, bool kB>  // whether A, B transposed are contiguous along k
 __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
@@ -40,19 +49,44 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   using Ring = LyingRing<T, kA, kB>;
   static_assert(sizeof(Ring) <= T.smem());
   XGEMM_SHARED_DYNAMIC(ring, Ring);
-  const Gemm g = batch.at(blockIdx.z);
-  multiply_whole_k<T, kA, kB>(ring, g, raster<uint32_t>(blockIdx.x, g.m, g.n, T.BM, T.BN, T.group));
+  if constexpr (kRow < kFirstWalk) {
+    const Gemm g = batch.at(blockIdx.z);
+    multiply_whole_k<T, kA, kB>(ring, g,
+                                raster<uint32_t>(blockIdx.x, g.m, g.n, T.BM, T.BN, T.group));
+  } else {
+    multiply_batch<T, kA, kB>(ring, batch);
+  }
+}
+
+// Blocks that are resident together, each with as many tiles as the others or one less.
+void launch_walk(void (*kernel)(Gemm), const Gemm& g, const Tile& t, const Context& context) {
+  const int64_t tiles = tile_count(g, t.BM, t.BN), most = kMaxGridX;
+  if (tiles > most) throw std::invalid_argument("xgemm: more than 2^31 - 1 tiles in one matrix");
+  for (int64_t z = 0; z < g.batch; z += most) {
+    Gemm part = g.at(z);
+    part.batch = std::min(g.batch - z, most);
+    const int64_t all = tiles * part.batch,
+                  resident = static_cast<int64_t>(context.device.sm_count) * t.min_blocks,
+                  blocks = ceil_div(all, ceil_div(all, resident));
+    launch(kernel,
+           {.grid = dim3(static_cast<unsigned>(blocks)),
+            .block = dim3(t.threads()),
+            .smem = static_cast<size_t>(t.smem()),
+            .dependent = may_take_turn(context.device, blocks)},
+           context, part);
+  }
 }
 
 template <int... kRow>
 void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, kRow...>) {
   const Tile& t = kTiles[context.row];
-  launch_tiles_by_major(
-      [&](auto a, auto b) {
-        constexpr void (*kernels[])(Gemm) = {kernel<kRow, a(), b()>...};
-        return kernels[context.row];
-      },
-      g, t, context, static_cast<size_t>(t.smem()), true);
+  const auto of_row = [&](auto a, auto b) {
+    constexpr void (*kernels[])(Gemm) = {kernel<kRow, a(), b()>...};
+    return kernels[context.row];
+  };
+  if (context.row < kFirstWalk)
+    launch_tiles_by_major(of_row, g, t, context, static_cast<size_t>(t.smem()), true);
+  else launch_walk(by_major(of_row, g), g, t, context);
 }
 
 void run(const Gemm& g, const Context& context) {
