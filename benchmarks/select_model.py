@@ -36,6 +36,8 @@ SOFT = 0.04
 # How much of what is minimized is the loss of choices, and not the error of times.
 CHOICE = 1.0
 STEPS = 1500
+# What is nowhere more than such a part of a time is no cost.
+LEAST_PART = 1e-3
 STRICT = {"fp32": False, "ieee": True}
 
 
@@ -167,7 +169,8 @@ def fit(m: Measured, *, steps: int = STEPS, choice: float = CHOICE) -> tuple[Ten
         optimizer.step()
         schedule.step()
     costs = torch.zeros(m.us.shape[1], len(TERMS))
-    costs[rows] = (root * root / unit.clamp_min(1e-9) * seen).detach()
+    part = (root * root * seen).detach()
+    costs[rows] = torch.where(part > LEAST_PART, part / unit.clamp_min(1e-9), 0.0)
     return costs.double(), known
 
 

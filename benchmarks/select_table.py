@@ -50,11 +50,8 @@ def group(found: Mapping[str, Any]) -> str:
 
 
 def number(x: float) -> str:
-    """Four digits, as C++ reads a float."""
-    if x == 0:
-        return "0"
-    text = f"{x:.4g}"
-    return f"{text if set(text) & set('.e') else text + '.'}f"
+    """Four digits."""
+    return f"{x:.4g}"
 
 
 def table(facts: Mapping[str, Any], rows: Sequence[Row], costs: Tensor, known: Tensor) -> str:

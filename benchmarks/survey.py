@@ -50,7 +50,7 @@ OFF, NEAR, MOST = 3.0, 1.6, 12
 # A turn in milliseconds, and how many there are.
 SAMPLE_MS, ROUNDS = 0.7, 5
 # Calls of a turn at most: what is captured takes the host's time.
-CALLS = 100
+CALLS = 200
 # Of a first look: as many calls as fit, in milliseconds, and at most.
 LOOK_MS, LOOK_CALLS = 0.2, 8
 # The GPU waits until the host has enqueued a look: so many times what the host took for a call
@@ -68,6 +68,7 @@ class Contender:
     """What is called, with what is set around a number of calls."""
 
     call: timing.Call
+    stage: str = ""
     row: int | None = None
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
@@ -83,8 +84,9 @@ def of_row(row: Row, p: Problem) -> Contender:
     precision = "fp32" if keeps(row, p, strict=False) else "ieee"
     op = getattr(torch.ops.xgemm, row.stage)
     return Contender(
-        lambda a, b: op(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision), row.row
-    )
+        lambda a, b: op(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision),
+        row.stage, row.row,
+    )  # fmt: skip
 
 
 def of_auto(p: Problem, precision: str) -> Contender:

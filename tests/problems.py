@@ -23,6 +23,9 @@ STRICT = [stage.name for stage in xgemm_torch.stages() if stage.strict]
 SPLITS = [stage.name for stage in xgemm_torch.stages() if stage.splits]
 """Those of them that make several chains of an element where `chain_share` says so."""
 
+AUTO = [stage.name for stage in xgemm_torch.stages() if stage.auto_choice]
+"""Those that "auto" considers."""
+
 PARTS = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
 """Those that are as accurate as the chain, with other bits."""
 

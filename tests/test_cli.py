@@ -395,7 +395,7 @@ def test_explain_begins_with_the_answer(capsys):
     assert main(problem) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 30
-    assert lines[1].startswith("wgmma_fp16x3 128x128x32 in clusters of 2: measured ")
+    assert lines[1].startswith("wgmma_fp16x3 128x128x32 in clusters of 2: estimated ")
     assert "smem_conflicted" not in "".join(lines)
     rows = sum(len(stage.tiles) for stage in xgemm_torch.stages())
     assert lines[-1] == f"These are the best {explain_command.BEST} of {rows} rows; " + (
@@ -404,12 +404,12 @@ def test_explain_begins_with_the_answer(capsys):
     assert main([*problem, "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     slow = next(line for line in lines if "smem_conflicted" in line)
-    assert [cell.strip() for cell in slow.split("│")][-3:-1] == ["-", "expected slower"]
-    assert "expected slower: not measured here, so no time is known" in lines
+    assert [cell.strip() for cell in slow.split("│")][-3:-1] == ["-", "(1)"]
+    assert "(1) is a rung that others are faster than everywhere" in lines
     # It runs there by its name, so it is auto alone that does not take it.
     assert next(line for line in lines if " split_k " in line).split()[1] == "no"
     assert "no, but with waves: runs if the stage is called by its name" in lines
-    assert "(1) is for elements of several chains, or for few rows" in lines
+    assert "(2) is for elements of several chains, or for few rows" in lines
 
 
 def test_explain_says_which_gpu_it_assumes(capsys, monkeypatch):

@@ -18,9 +18,7 @@ _ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H20
 # What a candidate's time rests on: the word for it in a table, and what that means.
 BASES = {
     "tuned": ("tuned", "this problem on this GPU, measured by its user"),
-    "measured": ("measured", "this problem on such a GPU"),
-    "estimated": ("estimated", "a model, corrected by the nearest measured problems"),
-    "slow": ("expected slower", "not measured here, so no time is known"),
+    "estimated": ("estimated", "what its time is made of, at costs fitted to measurements"),
     "rate": ("rate", "the speed that the tile's row states, in whole rounds of blocks"),
 }
 
@@ -41,9 +39,8 @@ class Candidate:
         predicted_us: its time in microseconds, or an estimate that is good for comparing rows; None
             where there is none.
         basis: what that time rests on: "tuned", this problem on this GPU, measured by its user
-            (`xgemm_torch.tuned`); "measured", this problem on such a GPU; "estimated", the row's
-            model, corrected by the nearest measured problems; "slow", a bound from below that is
-            no prediction: not measured near here, for it was expected to be slow; "rate", the speed
+            (`xgemm_torch.tuned`); "estimated", the terms of its time (launches, rounds of blocks,
+            K, memory) at costs that were fitted to measurements of many problems; "rate", the speed
             that the tile's row states.
         by_name: whether this row runs when the stage is called by its name.
         scheme: how it makes a product of FP32 numbers, as in "fp16x3: ..." or "ffma: ...".
@@ -71,8 +68,8 @@ class Candidate:
 
     @property
     def known_us(self) -> float | None:
-        """The time where there is more to it than "slow", and "auto" may take the row; or None."""
-        return self.predicted_us if self.legal and self.basis != "slow" else None
+        """The time where "auto" may take the row; or None."""
+        return self.predicted_us if self.legal else None
 
 
 @dataclass(frozen=True)

@@ -330,10 +330,8 @@ PyObject* py_terms(PyObject*, PyObject* args) {
     std::vector<double> all;
     for (const Stage& s : stages(Flavour::host))
       for (const Tile& t : s.tiles) {
-        const size_t first = all.size();
-        all.resize(first + kTerms);
-        each_term(asked, s, t, s.turns && s.turns(g, t), p.sms,
-                  [&](int term, double of) { all[first + static_cast<size_t>(term)] += of; });
+        const auto its = terms_of(asked, Spread(s, t), s.turns && s.turns(g, t), p.sms);
+        all.insert(all.end(), its.begin(), its.end());
       }
     return bytes_of(all);
   });

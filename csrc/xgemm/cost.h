@@ -15,17 +15,23 @@
 
 namespace xgemm {
 
-// K is counted in thousands, elements in millions. A block's K is that of one chain.
+// K is counted in thousands, whole slices of it, elements in millions. A block's K is that of one
+// chain. The busiest multiprocessor has so many rounds of the blocks that it runs at once; `part`s
+// are of such rounds, too.
 enum Term : int {
   kLaunch,  // one
   kSeveral,  // one, for several chains
+  kChains,  // of several, in thousands
   kWork,  // the first term of work
-  kRounds = kWork,  // of blocks that run at once, whole ones
-  kShare,  // the same, as a fraction: where multiprocessors share out work evenly
+  kRounds = kWork,  // whole rounds
+  kBusiest,  // rounds of the busiest, which may be half empty
+  kShare,  // an equal share of all rounds, where multiprocessors share out work evenly
+  kFill,  // a block's K up to kFilled of it, as a part of that: to fill pipelines takes no longer
   kDepth,  // a block's K
   kRoundsDepth,
+  kBusiestDepth,
   kShareDepth,
-  kFirstA,  // a block's K, at least for a round, where A lies as 1, 2, 3 (Side)
+  kFirstA,  // kBusiestDepth where A lies as 1, 2, 3 (Side)
   kFirstB = kFirstA + 3,  // the same for B
   kMemory = kFirstB + 3,  // the first term of memory
   kResults = kMemory,  // elements of D
@@ -35,16 +41,20 @@ enum Term : int {
   kSums = kFirstElements + 4,  // of several chains, elements
   kTerms,
 };
+constexpr double kFilled = 0.256;
 
 constexpr const char* kTermWords[kTerms] = {
-    "launch",       "several chains", "rounds",        "share",    "depth",
-    "rounds depth", "share depth",    "A along, odd",  "A across", "A across, odd",
-    "B along, odd", "B across",       "B across, odd", "D",        "D odd",
-    "D turned",     "along",          "along, odd",    "across",   "across, odd",
-    "sums",
+    "launch",      "several chains", "chains",   "rounds",        "busiest",
+    "share",       "fill",           "depth",    "rounds depth",  "busiest depth",
+    "share depth", "A along, odd",   "A across", "A across, odd", "B along, odd",
+    "B across",    "B across, odd",  "D",        "D odd",         "D turned",
+    "along",       "along, odd",     "across",   "across, odd",   "sums",
 };
 
-using Costs = std::array<float, kTerms>;
+using Costs = std::array<double, kTerms>;
+
+// std::ceil, but for what is above a whole number by rounding.
+inline double up(double x) { return std::ceil(x * (1 - 1e-12)); }
 
 // How an operand lies: +2 across k, +1 where it cannot be moved as 16-byte vectors.
 struct Side {
@@ -54,7 +64,7 @@ struct Side {
 
 // A problem as the terms see it.
 struct Asked {
-  double k = 0, batch = 1, chains = 1, results = 0;
+  double k = 0, chain = 0, batch = 1, chains = 1, results = 0;  // chain: of k, in one
   Side a, b;
   bool odd = false;
 
@@ -69,6 +79,7 @@ struct Asked {
     batch = static_cast<double>(g.batch);
     chains = static_cast<double>(chain_count(g));
     k = static_cast<double>(g.k) * 1e-3;
+    chain = k / chains;
     a = side(g.a, g.m), b = side(g.b.transposed(), g.n);
     results = a.rows * b.rows * batch * 1e-6;
     odd = g.n % 4 != 0;
@@ -79,39 +90,76 @@ struct Asked {
   int wide() const { return 2 * !(a.lie & 1) + !(b.lie & 1); }
 };
 
-// add(term, how much of it) for the terms that are not 0. `turned`: rows of D are its columns.
-template <class Add>
-void each_term(const Asked& p, const Stage& s, const Tile& t, bool turned, int sm_count, Add add) {
+// What the terms need of a row: divisions are made once.
+struct Spread {
+  bool splits;
+  double rows, columns, slice, resident;  // of a tile; blocks of a multiprocessor
+  double per_row, per_column, per_slice, per_resident;
+
+  Spread(const Stage& s, const Tile& t)
+      : splits(s.splits),
+        rows(t.BM),
+        columns(t.BN),
+        slice(t.BK * 1e-3),
+        resident(t.min_blocks),
+        per_row(1. / t.BM),
+        per_column(1. / t.BN),
+        per_slice(1e3 / t.BK),
+        per_resident(1. / t.min_blocks) {}
+};
+
+// once, work and memory are called with a term of that part of the time and how much there is of
+// it. `turned`: rows of D are its columns.
+template <class Once, class Work, class Memory>
+void each_term(const Asked& p, const Spread& t, bool turned, int sm_count, Once once, Work work,
+               Memory memory) {
   const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
-  const double chains = s.splits ? p.chains : 1, depth = p.k / chains;
-  const double blocks = std::ceil(a.rows / t.BM) * std::ceil(b.rows / t.BN) * p.batch * chains;
-  const double share = blocks / (sm_count * t.min_blocks), rounds = std::ceil(share);
-  add(kLaunch, 1.);
-  add(kRounds, rounds);
-  add(kShare, share);
-  add(kDepth, depth);
-  add(kRoundsDepth, rounds * depth);
-  add(kShareDepth, share * depth);
-  const double walked = std::max(share, 1.) * depth;
-  if (a.lie) add(kFirstA + a.lie - 1, walked);
-  if (b.lie) add(kFirstB + b.lie - 1, walked);
-  add(kResults, p.results);
-  if (p.odd) add(kOddResults, p.results);
-  if (turned) add(kTurnedResults, p.results);
-  add(kFirstElements + a.lie, a.millions);
-  add(kFirstElements + b.lie, b.millions);
-  if (chains > 1) add(kSeveral, 1.), add(kSums, p.results * chains);
+  const double chains = t.splits ? p.chains : 1, per_sm = 1. / sm_count;
+  const double depth = up((t.splits ? p.chain : p.k) * t.per_slice) * t.slice;
+  const double blocks = up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch * chains;
+  const double share = blocks * per_sm * t.per_resident, rounds = up(share),
+               busiest = up(blocks * per_sm) * t.per_resident;
+  once(kLaunch, 1.);
+  work(kRounds, rounds);
+  work(kBusiest, busiest);
+  work(kShare, share);
+  work(kFill, std::min(depth / kFilled, 1.));
+  work(kDepth, depth);
+  work(kRoundsDepth, rounds * depth);
+  work(kBusiestDepth, busiest * depth);
+  work(kShareDepth, share * depth);
+  if (a.lie) work(kFirstA + a.lie - 1, busiest * depth);
+  if (b.lie) work(kFirstB + b.lie - 1, busiest * depth);
+  memory(kResults, p.results);
+  if (p.odd) memory(kOddResults, p.results);
+  if (turned) memory(kTurnedResults, p.results);
+  memory(kFirstElements + a.lie, a.millions);
+  memory(kFirstElements + b.lie, b.millions);
+  if (chains > 1) {
+    once(kSeveral, 1.);
+    once(kChains, chains * 1e-3);
+    memory(kSums, p.results * chains);
+  }
 }
 
 // The time of a row whose terms have these costs, in microseconds.
-inline double time_of(const Costs& costs, const Asked& p, const Stage& s, const Tile& t,
-                      bool turned, int sm_count) {
+inline double time_of(const Costs& costs, const Asked& p, const Spread& t, bool turned,
+                      int sm_count) {
   double once = 0, work = 0, memory = 0;
-  each_term(p, s, t, turned, sm_count, [&](int term, double of) {
-    double& sum = term < kWork ? once : term < kMemory ? work : memory;
-    sum += static_cast<double>(costs[static_cast<size_t>(term)]) * of;
-  });
+  const auto into = [&costs](double& sum) {
+    return [&costs, &sum](int term, double of) { sum += costs[static_cast<size_t>(term)] * of; };
+  };
+  each_term(p, t, turned, sm_count, into(once), into(work), into(memory));
   return once + std::sqrt(work * work + memory * memory);
+}
+
+// All terms of a problem.
+inline std::array<double, kTerms> terms_of(const Asked& p, const Spread& t, bool turned,
+                                           int sm_count) {
+  std::array<double, kTerms> all{};
+  const auto add = [&all](int term, double of) { all[static_cast<size_t>(term)] += of; };
+  each_term(p, t, turned, sm_count, add, add, add);
+  return all;
 }
 
 }  // namespace xgemm

@@ -54,23 +54,34 @@ Kind kind_of(const Stage& s) {
   return !s.strict ? Kind::parts : s.splits ? Kind::chains : Kind::chain;
 }
 
-// What the stage would break of the promise, or null.
-const char* breaks(const Stage& s, const Gemm& g, bool strict) {
-  const bool several = chain_count(g) > 1;
+// What was promised of a problem's result.
+struct Promise {
+  bool strict, several, narrow, few;
+
+  Promise(const Gemm& g, bool strict)
+      : strict(strict),
+        several(chain_count(g) > 1),
+        narrow(is_narrow(g.m, g.n)),
+        few(is_few(g.m, g.n)) {}
+};
+
+// What the stage would break of it, or null.
+const char* breaks(const Stage& s, const Promise& p) {
   const Kind kind = kind_of(s);
-  if (strict && kind == Kind::parts) return "does not keep the bits of the chain";
-  if (strict && several && kind == Kind::chain) return "makes one chain of an element, not several";
+  if (p.strict && kind == Kind::parts) return "does not keep the bits of the chain";
+  if (p.strict && p.several && kind == Kind::chain)
+    return "makes one chain of an element, not several";
   if (kind != Kind::chains) return nullptr;
-  if (!several && !is_narrow(g.m, g.n)) return "is for elements of several chains, or for few rows";
+  if (!p.several && !p.narrow) return "is for elements of several chains, or for few rows";
   // What is not finite is to be so just where it is in one chain.
-  if (!strict && several && !(s.splits_as_one && is_few(g.m, g.n)))
+  if (!p.strict && p.several && !(s.splits_as_one && p.few))
     return "may be infinite elsewhere than one chain is";
   return nullptr;
 }
 
 // Whether auto may take the stage; `all`: one that it does not consider, too.
-bool use(const Stage& s, const Gemm& g, const Device& device, bool strict, bool all) {
-  return (all || s.auto_choice) && !breaks(s, g, strict) && takes(s, g, device);
+bool use(const Stage& s, const Gemm& g, const Device& device, const Promise& promise, bool all) {
+  return (all || s.auto_choice) && !breaks(s, promise) && takes(s, g, device);
 }
 
 // Whether a row that could run at all has room: shared memory for a block, and a workspace.
@@ -91,8 +102,9 @@ const TunedProblem* find(const TunedGpu* tuned, const Gemm& g, bool strict) {
 const TunedTime* least_of(const TunedProblem* problem, const Gemm& g, const Device& device,
                           bool strict, size_t workspace) {
   if (!problem) return nullptr;
+  const Promise promise(g, strict);
   for (const TunedTime& t : problem->times)
-    if (!breaks(*t.stage, g, strict) && takes(*t.stage, g, device) &&
+    if (!breaks(*t.stage, promise) && takes(*t.stage, g, device) &&
         has_room(*t.stage, t.row, g, device, workspace))
       return &t;
   return nullptr;
@@ -145,7 +157,8 @@ Selector::Selector(std::span<const Stage> all, const Table& table) : all_(all), 
       const auto known = std::find_if(table.rows.begin(), table.rows.end(), [&](const TableRow& r) {
         return describes(r, s, s.tiles[i]);
       });
-      rows_.push_back({&s, static_cast<int>(i), known == table.rows.end() ? nullptr : &*known});
+      rows_.push_back({&s, static_cast<int>(i), known == table.rows.end() ? nullptr : &*known,
+                       Spread(s, s.tiles[i]), s.tiles[i].smem()});
     }
   }
   first_.push_back(rows_.size());
@@ -165,6 +178,12 @@ template <class Use, class See>
 size_t Selector::least(size_t first, size_t last, const Gemm& g, const Device& device,
                        size_t workspace, Use use, See see) const {
   const Asked asked(g);
+  const int room = smem_of_block(device.sm);
+  const auto fits = [&](const Row& r) {
+    return (!device.sm || r.smem <= room) &&
+           (workspace == kAnyWorkspace ||
+            workspace_of(*r.stage, g, {.device = device, .row = r.row}) <= workspace);
+  };
   size_t best = last;
   double least = INFINITY;
   const auto offer = [&](size_t i, double us, Basis basis) {
@@ -174,16 +193,14 @@ size_t Selector::least(size_t first, size_t last, const Gemm& g, const Device& d
   bool taken = false, unknown = false;
   for (size_t i = first; i < last; ++i) {
     const Row& r = rows_[i];
-    const Tile& t = tile_of(r);
     if (i == first || r.row == 0) taken = use(*r.stage);
-    if (!taken || !has_room(*r.stage, r.row, g, device, workspace)) continue;
+    if (!taken || !fits(r)) continue;
     if (!r.known) {
       unknown = true;
       continue;
     }
-    const bool turned = r.stage->turns && r.stage->turns(g, t);
-    offer(i, time_of(r.known->costs, asked, *r.stage, t, turned, device.sm_count),
-          Basis::estimated);
+    const bool turned = r.stage->turns && r.stage->turns(g, tile_of(r));
+    offer(i, time_of(r.known->costs, asked, r.spread, turned, device.sm_count), Basis::estimated);
   }
   if (!unknown) return best;
   // A new row is set beside the best known one: their rates' ratio, at that one's time.
@@ -192,7 +209,7 @@ size_t Selector::least(size_t first, size_t last, const Gemm& g, const Device& d
   for (size_t i = first; i < last; ++i) {
     const Row& r = rows_[i];
     if (i == first || r.row == 0) taken = use(*r.stage);
-    if (!r.known && taken && has_room(*r.stage, r.row, g, device, workspace))
+    if (!r.known && taken && fits(r))
       offer(i, scale * by_rate(tile_of(r), asked, device.sm_count), Basis::rate);
   }
   return best;
@@ -202,10 +219,11 @@ Pick Selector::pick(const Gemm& g, const Device& device, bool strict, size_t wor
                     const TunedGpu* tuned) const {
   if (const TunedTime* t = least_of(find(tuned, g, strict), g, device, strict, workspace))
     return {t->stage, t->row};
+  const Promise promise(g, strict);
   for (const bool all : {false, true}) {
     const size_t best = least(
         0, rows_.size(), g, device, workspace,
-        [&](const Stage& s) { return use(s, g, device, strict, all); },
+        [&](const Stage& s) { return use(s, g, device, promise, all); },
         [](size_t, double, Basis) {});
     if (best < rows_.size()) return {rows_[best].stage, rows_[best].row};
   }
@@ -229,6 +247,7 @@ int Selector::row(const Stage& stage, const Gemm& g, const Device& device, bool 
 Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t workspace,
                        const TunedGpu* tuned) const {
   Choice choice;
+  const Promise promise(g, strict);
   const Pick pick = this->pick(g, device, strict, workspace, tuned);
   const TunedProblem* const problem = find(tuned, g, strict);
   const TunedTime* const its_time = least_of(problem, g, device, strict, workspace);
@@ -236,7 +255,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   const bool some = its_time || !pick.stage || pick.stage->auto_choice;
   for (const Stage& s : all_) {
     const std::string why_not = refusal(s, g, device);
-    const char* broken = breaks(s, g, strict);
+    const char* broken = breaks(s, promise);
     if (!broken && some && !s.auto_choice) broken = kNotForAuto;
     const int by_name = row(s, g, device, strict, tuned);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
@@ -261,7 +280,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   }
   least(
       0, rows_.size(), g, device, workspace,
-      [&](const Stage& s) { return use(s, g, device, strict, !some); },
+      [&](const Stage& s) { return use(s, g, device, promise, !some); },
       [&](size_t i, double us, Basis basis) {
         choice.candidates[i].microseconds = us, choice.candidates[i].basis = basis;
       });

@@ -80,6 +80,8 @@ class Selector {
     const Stage* stage;
     int row;
     const TableRow* known;  // null where the table does not know it
+    Spread spread;
+    int smem;  // of a block, in bytes
   };
   static const Tile& tile_of(const Row& r);
   size_t number_of(const Pick& p) const;  // in rows_

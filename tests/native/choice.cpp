@@ -115,9 +115,9 @@ Table invented_table(const std::vector<Stage>& all) {
       TableRow row{s.name.c_str(), t.BM, t.BN,      t.BK,         t.WM,      t.WN,
                    t.TM,           t.TN, t.buffers, t.min_blocks, t.cluster, {}};
       row.costs[kLaunch] = 2.5f;
-      row.costs[kRounds] = of_k * 6 * static_cast<float>(t.BK);
-      row.costs[kShare] = row.costs[kRounds];
-      row.costs[kRoundsDepth] = row.costs[kShareDepth] = of_k * 500;
+      row.costs[kRounds] = of_k * 2.4f * static_cast<float>(t.BK);
+      row.costs[kBusiest] = 4 * row.costs[kRounds];
+      row.costs[kRoundsDepth] = of_k * 200, row.costs[kBusiestDepth] = of_k * 800;
       for (int lie = 1; lie < 4; ++lie)
         row.costs[static_cast<size_t>(kFirstA + lie - 1)] =
             row.costs[static_cast<size_t>(kFirstB + lie - 1)] = lie & 1 ? of_k * 90 : 0;
@@ -170,7 +170,7 @@ void with_measurements() {
     for (size_t i = 0; i < x.candidates.size(); ++i) {
       const Candidate& c = x.candidates[i];
       const double us =
-          time_of(table.rows[i].costs, Asked(g), *c.stage, c.tile(), false, kH200.sm_count);
+          time_of(table.rows[i].costs, Asked(g), Spread(*c.stage, c.tile()), false, kH200.sm_count);
       expect(c.basis == Basis::estimated && c.microseconds == us && us > 2.5,
              "the time of " + c.stage->name + " for " + name_of(g));
     }
@@ -208,21 +208,21 @@ void with_terms() {
   s.splits = true;
   const Tile t{.BM = 16, .BN = 64, .BK = 32, .min_blocks = 2};
   const auto terms = [&](const Gemm& g, bool turned = false) {
-    std::array<double, kTerms> of{};
-    each_term(Asked(g), s, t, turned, 10,
-              [&](int term, double x) { of[static_cast<size_t>(term)] += x; });
-    return of;
+    return terms_of(Asked(g), Spread(s, t), turned, 10);
   };
   // 3 x 2 tiles of 4 chains for 20 places.
-  Gemm g = contiguous(40, 100, 2000, false, false);
+  Gemm g = contiguous(40, 100, 2012, false, false);
   g.share = 512;
   const auto of = terms(g);
   const auto near = [](double x, double y) { return std::fabs(x - y) < 1e-9; };
-  expect(of[kLaunch] == 1 && of[kSeveral] == 1 && of[kRounds] == 2 && near(of[kShare], 1.2) &&
-             near(of[kDepth], .5) && near(of[kRoundsDepth], 1) && near(of[kShareDepth], .6),
-         "terms of work");
-  expect(near(of[kFirstB + 1], .6) && of[kFirstA] == 0 && of[kFirstA + 1] == 0 &&
-             near(of[kFirstElements], .08) && near(of[kFirstElements + 2], .2) &&
+  expect(of[kLaunch] == 1 && of[kSeveral] == 1 && near(of[kChains], .004) && of[kRounds] == 2 &&
+             near(of[kBusiest], 1.5) && near(of[kShare], 1.2),
+         "rounds of blocks");
+  expect(near(of[kDepth], .512) && near(of[kRoundsDepth], 1.024) && of[kFill] == 1 &&
+             near(of[kBusiestDepth], .768) && near(of[kShareDepth], .6144),
+         "whole slices of K");
+  expect(near(of[kFirstB + 1], .768) && of[kFirstA] == 0 && of[kFirstA + 1] == 0 &&
+             near(of[kFirstElements], .08048) && near(of[kFirstElements + 2], .2012) &&
              near(of[kResults], .004) && near(of[kSums], .016) && of[kOddResults] == 0,
          "terms of operands that lie along k and across");
   Gemm other = transposed(g);
@@ -231,7 +231,7 @@ void with_terms() {
   for (size_t i = 0; i < kTerms; ++i)
     expect(i == kTurnedResults || near(of[i], turned[i]), "a transpose is the same problem");
   ++g.a.data;
-  expect(near(terms(g)[kFirstA], .6) && near(terms(g)[kFirstElements + 1], .08),
+  expect(near(terms(g)[kFirstA], .768) && near(terms(g)[kFirstElements + 1], .08048),
          "and are not moved as vectors");
   expect(terms(contiguous(40, 99, 2000, false, false))[kOddResults] > 0, "rows of an odd length");
   Gemm batch = contiguous(40, 100, 2000, false, false, 5);

@@ -60,7 +60,6 @@ static const Register stage(
                .idea = "the same with 16-byte loads, stores to shared memory and stores of C",
                .source = "S v5",
                .tiles = {kTile},
-               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::micro_4x1_vec4

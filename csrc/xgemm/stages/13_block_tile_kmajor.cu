@@ -64,7 +64,6 @@ static const Register stage(
                .idea = "both shared tiles K-major, filled by a generic cooperative fetch loop",
                .source = "L v3 + cooperative fetching",
                .tiles = {kTile},
-               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::block_tile_kmajor

@@ -63,7 +63,6 @@ static const Register stage(
                .idea = "16-byte accesses everywhere, shared reads too; 4 x 4 results a thread",
                .source = "S v6",
                .tiles = {kTile},
-               .auto_choice = false,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::vec4_64x64

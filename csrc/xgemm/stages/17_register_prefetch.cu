@@ -82,7 +82,6 @@ static const Register stage(
      .idea = "the next slice waits in registers; fragments of k + 1 load while k is multiplied",
      .source = "S v9 (code)",
      .tiles = {kTile},
-     .auto_choice = false,
      .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::register_prefetch
