@@ -5,7 +5,7 @@ float64, whose range and precision hold any product of FP32 numbers, subnormal a
 measure is the strict chain of fused multiply-adds on the same operands. What is promised, of any
 operands:
 
-- the root mean square of e is at most the chain's, or 1.25 u where that is less;
+- the root mean square of e is at most the chain's, or 1.6 u where that is less;
 - the largest |e| is at most 1.5 times the chain's, or 8 u;
 - |mean of e| is at most the chain's, or 4 u;
 - what is not finite is just what is not finite in the chain.
@@ -44,7 +44,7 @@ DEPTHS = (1, 16, 33, 64, 128, 512, 2048, 8192, 65536)
 HOST_DEPTHS = (1, 16, 33, 64, 128, 300)
 # Of the chain's own; and what is always allowed, in u.
 LARGEST_LIMIT = 1.5
-RMS_FLOOR, LARGEST_FLOOR, MEAN_FLOOR = 1.25, 8.0, 4.0
+RMS_FLOOR, LARGEST_FLOOR, MEAN_FLOOR = 1.6, 8.0, 4.0
 
 
 class Draw:

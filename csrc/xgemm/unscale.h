@@ -25,7 +25,7 @@ template <int kThreads, int kRows, int kColumns>
 struct TileScales {
   static_assert(kRows % 32 == 0);
   float rows[kRows], columns[kColumns];  // 2^-exponent
-  uint16_t row_doubts[kRows], column_doubts[kColumns];  // see doubt_bits
+  uint32_t row_doubts[kRows / 2], column_doubts[kColumns / 2];  // of two neighbours: doubt_bits
   uint32_t found[kThreads / 32];  // by warp: RangeFlags
   uint32_t given_rows[kRows / 32];  // a bit each
   Fate fates[kThreads / 32];  // by warp: the worst
@@ -80,14 +80,15 @@ struct TileScales {
   __device__ __forceinline__ void put_doubts(const Gemm& g, const RowScale* rows_,
                                              const RowScale* columns_, int64_t i, int64_t j,
                                              int thread) {
-#pragma unroll
-    for (int n = 0; n < kRowsEach; ++n)
-      if (const int r = thread + n * kThreads; r < kRows)
-        row_doubts[r] = i + r < g.m ? doubt_bits(rows_[i + r]) : uint16_t{0};
-#pragma unroll
-    for (int n = 0; n < kColumnsEach; ++n)
-      if (const int c = thread + n * kThreads; c < kColumns)
-        column_doubts[c] = j + c < g.n ? doubt_bits(columns_[j + c]) : uint16_t{0};
+    const auto of_two = [](const RowScale* scales, int64_t at, int64_t all) {
+      return (at < all ? doubt_bits(scales[at]) : 0u) |
+             (at + 1 < all ? uint32_t{doubt_bits(scales[at + 1])} << 16 : 0u);
+    };
+#pragma unroll 1
+    for (int r = thread; r < kRows / 2; r += kThreads) row_doubts[r] = of_two(rows_, i + 2 * r, g.m);
+#pragma unroll 1
+    for (int c = thread; c < kColumns / 2; c += kThreads)
+      column_doubts[c] = of_two(columns_, j + 2 * c, g.n);
   }
 
   // Of all rows and columns: 0 means that the plain way is right for every pair.
@@ -206,19 +207,23 @@ struct PartsEpilogue {
   const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on
   uint32_t flags;  // TileScales::flags
 
-  // Whether some result of the thread's is not certain; rows and columns as TileScales has them,
-  // from row i and column j on.
+  // Whether some result of the thread's is not certain. The words of TileScales with its first row
+  // and from its first columns on.
   __device__ __forceinline__ bool uncertain(const float (&acc)[4 * kPairs],
-                                            const uint16_t* row_doubts,
-                                            const uint16_t* column_doubts) const {
-    const Doubt row[2] = {doubt_of(S, row_doubts[0]), doubt_of(S, row_doubts[8])};
+                                            const uint32_t* row_doubts,
+                                            const uint32_t* column_doubts) const {
+    const auto half = [](uint32_t two, int number) {
+      return doubt_of(S, static_cast<uint16_t>(two >> 16 * number));
+    };
+    const int odd = static_cast<int>(i % 2);
+    const Doubt row[2] = {half(row_doubts[0], odd), half(row_doubts[4], odd)};
     bool some = false;
 #pragma unroll
-    for (int c = 0; c < 2 * kPairs; ++c) {
-      const Doubt column = doubt_of(S, column_doubts[c / 2 * 8 + c % 2]);
+    for (int p = 0; p < kPairs; ++p) {
+      const uint32_t two = column_doubts[4 * p];
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        some |= !is_certain(row[h], column, acc[c / 2 * 4 + 2 * h + c % 2]);
+      for (int e = 0; e < 4; ++e)
+        some |= !is_certain(row[e / 2], half(two, e % 2), acc[4 * p + e]);
     }
     return some;
   }

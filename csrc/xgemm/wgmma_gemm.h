@@ -156,7 +156,7 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
     if (flags & kLossy) {
       scales.put_doubts(g, epilogue.rows, epilogue.columns, pairs.i, pairs.j, thread);
       named_barrier(1 + group, kWarpgroup);
-      if (epilogue.uncertain(sum, scales.row_doubts + row, scales.column_doubts + tx))
+      if (epilogue.uncertain(sum, scales.row_doubts + row / 2, scales.column_doubts + tx / 2))
         worst = Fate::recomputed;
     }
     if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;

@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < T.WM / 16; ++i)
-        if (epilogue(i).uncertain(sum[i], scales.row_doubts + ty + 16 * i + lane / 4,
-                                  scales.column_doubts + column))
+        if (epilogue(i).uncertain(sum[i], scales.row_doubts + (ty + 16 * i + lane / 4) / 2,
+                                  scales.column_doubts + column / 2))
           worst = Fate::recomputed;
     }
     if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
