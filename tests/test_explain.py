@@ -117,6 +117,30 @@ def test_scheme_and_workspace(name, batch):
     assert bool(found.workspace) == bool(parts)
 
 
+def test_workspace_of_aligned_copies(monkeypatch):
+    """Of operands that are not aligned and large enough, in rows of whole lines of 128 bytes."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    copies = 2 * 1023 * 1024 * 4
+    for name, per_chain in (
+        ("cp_async_pipelined", 0),
+        ("tma_split_k", 1023 * 1024 * 4),
+        ("whole_k", 0),
+    ):
+        for layout in problems.LAYOUTS:
+            flags = {"trans_a": layout[0] == "T", "trans_b": layout[1] == "T", "kernel": name}
+            if name in problems.SPLITS:
+                flags["precision"] = "ieee"
+            chains = -(-1023 // (xgemm_torch.chain_share(1023, 1023, 1023) or 1023))
+            sums = chains * per_chain if chains > 1 else 0
+            found = xgemm_torch.explain(1023, 1023, 1023, **flags)
+            assert copies + sums <= found.workspace <= copies + sums + 3 * 1024
+            assert xgemm_torch.explain(255, 255, 255, **flags).workspace < copies
+        aligned = xgemm_torch.explain(1024, 1024, 1024, **flags).workspace
+        assert aligned == (chains * 1024 * 1024 * 4 if sums else 0)
+    poor = xgemm_torch.explain(1023, 1023, 1023, workspace=0, precision="ieee")
+    assert poor.kernel in problems.STRICT and poor.workspace == 0
+
+
 @pytest.mark.parametrize("name", problems.PARTS)
 def test_auto_without_memory_for_a_workspace(name, monkeypatch):
     """It takes the best of what the memory is enough for, at last a stage that needs none."""

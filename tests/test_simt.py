@@ -342,18 +342,19 @@ FEW = 4
 
 
 class Way(NamedTuple):
-    """A problem and the length of its chains."""
+    """A problem, the length of its chains, and on how many multiprocessors it runs."""
 
     k: int
     layout: str = "NN"
     batch: int | None = None
     share: int = SHARE
+    size: tuple[int, int] = (70, 40)
     sm_count: int = FEW
 
     def run(self, stage: str, row: int, data: str = "normal", **settings: str) -> None:
         """The stage's product, on few multiprocessors."""
         a, b, flags = problems.operands(
-            70, 40, self.k, self.layout, batch=(self.batch, None),
+            *self.size, self.k, self.layout, batch=(self.batch, None),
             data="normal" if data == "graded" else data,
         )  # fmt: skip
         if data == "graded":  # A's k over 2^-70 to 2^70, B's the other way: parts lose all of it
@@ -393,6 +394,8 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
     shallow = Way(depth(stage))
     if stage.name == "split_k":  # chains that meet in a cluster, and more than that
         return [shallow, Way(300)]
+    if stage.name == "cp_async_pipelined":  # operands that are copied to aligned rows
+        return [shallow, Way(69, size=(301, 307), sm_count=1)]
     if stage.strict:
         return [shallow]
     if stage.name == "wgmma_narrow":  # K shared out, in shares longer than the ring, and in one

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import xgemm_torch
 from build_tools import ptxas
-from xgemm_torch import contenders, simt
+from xgemm_torch import _C, contenders, simt
 
 STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
 U = 2.0**-24
@@ -175,6 +175,45 @@ def test_any_view(stage, device, shape, layout, views, batch, alpha, beta, c_sha
         options["beta"] = beta
         c = problems.normal(*{"mn": (m, n), "n": (n,), "m1": (m, 1), "11": (1, 1)}[c_shape])
     assert right(stage, run(stage, a, b, c, device, **options), a, b, c, **options)
+
+
+COPIES = ["cp_async_pipelined", "tma_specialized", "split_k", "tma_split_k", "whole_k"]
+
+
+def with_copies(call):
+    """What a call gives, and whether it launches the kernel of csrc/xgemm/aligned_copy.h."""
+    _C.simt_forget_sites()
+    result = call()
+    sites = simt.sites("launch wait")
+    return result, any(site.startswith("aligned_copy.h:") for site in sites)
+
+
+@pytest.mark.parametrize("stage", [name for name in COPIES if name in problems.STAGES])
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+def test_aligned_copies(stage, layout):
+    """Operands that are not aligned are copied where that is worth it: the bits stay the same.
+
+    On one multiprocessor a quarter of a launch's usual work is enough.
+    """
+    cases = [
+        ((301, 307, 69), ("plain", "plain"), None, True),  # rows of odd length
+        ((304, 308, 68), ("offset", "offset"), None, True),
+        ((304, 308, 84), ("plain", "offset"), None, True),  # one of them alone
+        ((233, 229, 37), ("padded", "plain"), (3, None), True),  # a batch, which shares b
+        ((304, 308, 68), ("plain", "plain"), None, False),
+        ((304, 308, 68), ("spaced", "spaced"), None, False),
+        ((301, 307, 13), ("plain", "plain"), None, False),  # too little work
+    ]
+    for shape, views, batch, wanted in cases:
+        a, b, flags = problems.operands(
+            *shape, layout, data="wide", views=views, batch=batch or (None, None)
+        )
+        c = problems.wide(*shape[:2])
+        options = flags | {"alpha": 1.7, "beta": -0.3}
+        with simt.configure(row=0, sm_count=1, share=32):
+            got, made = with_copies(lambda: run(stage, a, b, c, **options))  # noqa: B023
+            assert made == wanted, (shape, views)
+            assert right(stage, got, a, b, c, **options)
 
 
 @on_every_device

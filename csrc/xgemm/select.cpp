@@ -19,6 +19,7 @@ namespace xgemm {
 namespace {
 
 constexpr int kRateSms = 132;   // Tile::rate was measured with so many
+constexpr int64_t kLeastForRate = 512;  // of m, n and k, from which a rate is an estimate
 
 // An SM that holds a part x of the blocks that fit runs at x^kAlone of its full rate: a block alone
 // has the pipes to itself. Fits what was measured at 1024^3 (H200, 2026-11-21): vec4_128x128, 1 of
@@ -202,8 +203,10 @@ size_t Selector::least(size_t first, size_t last, const Gemm& g, const Device& d
     const bool turned = r.stage->turns && r.stage->turns(g, tile_of(r));
     offer(i, time_of(r.known->costs, asked, r.spread, turned, device.sm_count), Basis::estimated);
   }
-  if (!unknown) return best;
-  // A new row is set beside the best known one: their rates' ratio, at that one's time.
+  // A new row is set beside the best known one: their rates' ratio, at that one's time. Rates are of
+  // 4096^3: of few rows or a short K they say nothing.
+  const bool square = std::min({g.m, g.n, g.k}) >= kLeastForRate;
+  if (!unknown || (best != last && !square)) return best;
   const double its = best == last ? 0 : by_rate(tile_of(rows_[best]), asked, device.sm_count);
   const double scale = its > 0 && std::isfinite(its) ? least / its : 1;
   for (size_t i = first; i < last; ++i) {

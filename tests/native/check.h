@@ -11,6 +11,7 @@ void expect(bool good, const std::string& what);
 // Whether f throws an exception whose text holds `part`.
 bool throws(const std::function<void()>& f, const std::string& part);
 
+void test_aligned_copies();
 void test_relay();
 void test_select();
 void test_split();

@@ -499,6 +499,7 @@ int run_all() {
     test("choice", test_select);
     test("split", test_split);
     test("relay", test_relay);
+    test("aligned copies", test_aligned_copies);
     test("file of tuned problems", test_tuned_file);
     test("rows of tuned problems", test_rows);
   }

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "xgemm/aligned_copy.h"
 #include "xgemm/launch.h"
 #include "xgemm/pipelined.h"
 
@@ -38,9 +39,11 @@ void run_row(const Gemm& g, const Context& context, std::integer_sequence<int, k
       g, t, context, static_cast<size_t>(t.smem()), true);
 }
 
-void run(const Gemm& g, const Context& context) {
+void run_tiles(const Gemm& g, const Context& context) {
   run_row(g, context, std::make_integer_sequence<int, std::size(kTiles)>());
 }
+
+void run(const Gemm& g, const Context& context) { run_aligned(run_tiles, g, context); }
 
 static const Register stage(
     kFlavour, {.name = "cp_async_pipelined",
@@ -49,6 +52,7 @@ static const Register stage(
                .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
+               .workspace = aligned_bytes,
                .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::cp_async_pipelined

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <type_traits>
 
+#include "xgemm/aligned_copy.h"
 #include "xgemm/specialized.h"
 
 namespace xgemm::XGEMM_FLAVOUR::tma_specialized {
@@ -21,16 +22,18 @@ __global__ void __launch_bounds__(kSpecializedTiles[kRow].threads() + kProducers
 
 size_t workspace(const Gemm& g, const Context& context) {
   const Tile& t = kSpecializedTiles[context.row];
-  return plan_chain_relay(g, t, slice_count(g.k, t.BK), context).bytes;
+  return aligned_bytes(g, context) + plan_chain_relay(g, t, slice_count(g.k, t.BK), context).bytes;
 }
 
-void run(const Gemm& g, const Context& context) {
+void run_tiles(const Gemm& g, const Context& context) {
   const auto launch_row = [&](auto row, auto a, auto b) {
     launch_fetching<kSpecializedTiles[row()], a(), b()>(kernel<row(), a(), b(), false>,
                                                         kernel<row(), a(), b(), true>, g, context);
   };
   launch_specialized(launch_row, g, context);
 }
+
+void run(const Gemm& g, const Context& context) { run_aligned(run_tiles, g, context); }
 
 static const Register stage(
     kFlavour,

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "xgemm/aligned_copy.h"
 #include "xgemm/chain_sums.h"
 #include "xgemm/cluster_sums.h"
 #include "xgemm/pipelined.h"
@@ -87,7 +88,8 @@ struct Plan : ChainPlan {
 };
 
 size_t workspace(const Gemm& g, const Context& context) {
-  return context.row == kInTurn ? 0 : Plan(g, context, nullptr).bytes;
+  if (context.row == kInTurn) return 0;
+  return aligned_bytes(g, context) + Plan(g, context, nullptr).bytes;
 }
 
 template <int... kRow>
@@ -121,10 +123,14 @@ void run_pipelined(const Gemm& all, const Context& context, std::integer_sequenc
   launch_chains(make, add<1>, add<4>, job, context);
 }
 
+void run_tiles(const Gemm& g, const Context& context) {
+  run_pipelined(g, context, std::make_integer_sequence<int, kPipelined>());
+}
+
 void run(const Gemm& g, const Context& context) {
   if (context.row == kInTurn)
     return launch_tiles(in_turn, rows_first(g), kTiles[kInTurn], dim3(32, 32), context);
-  run_pipelined(g, context, std::make_integer_sequence<int, kPipelined>());
+  run_aligned(run_tiles, g, context);
 }
 
 static const Register stage(

@@ -5,6 +5,7 @@
 
 #include <iterator>
 
+#include "xgemm/aligned_copy.h"
 #include "xgemm/chain_sums.h"
 #include "xgemm/specialized.h"
 
@@ -45,7 +46,9 @@ __global__ void __launch_bounds__(kAddThreads) add(const ChainJob job) {
   add_chains<kWidth>(job);
 }
 
-size_t workspace(const Gemm& g, const Context&) { return plan_chains(g, nullptr).bytes; }
+size_t workspace(const Gemm& g, const Context& context) {
+  return aligned_bytes(g, context) + plan_chains(g, nullptr).bytes;
+}
 
 template <int kRow, bool kA, bool kB>
 void launch_row(const Gemm& g, const Context& context) {
@@ -64,10 +67,12 @@ void launch_row(const Gemm& g, const Context& context) {
   launch_chains(make, add<1>, add<4>, all, context);
 }
 
-void run(const Gemm& g, const Context& context) {
+void run_tiles(const Gemm& g, const Context& context) {
   launch_specialized([&](auto row, auto a, auto b) { launch_row<row(), a(), b()>(g, context); }, g,
                      context);
 }
+
+void run(const Gemm& g, const Context& context) { run_aligned(run_tiles, g, context); }
 
 static const Register stage(
     kFlavour,
