@@ -475,9 +475,17 @@ lie along k, neighbouring lanes would have to read places far apart; so a warp c
 back, 16 bytes at a time. The order of those 16 bytes is another in each of 8 rows, so that eight
 lanes that read at once meet 32 different banks. Slices are on their way while one is multiplied.
 
+Columns that are an odd number of floats long begin anywhere in a sector of 32 bytes, and 4-byte
+copies, which fit anywhere, take four times the requests. A lane's slices of its column therefore
+begin where the sectors do, up to seven k before the chain's: aligned copies bring whole sectors,
+each once, and a column's shift is in the place of A at which its lane reads. What is before or past
+the chain is padding, -0 of A and +0 of B, which leaves every bit of the sum.
+
 The chains are split_k's: same lengths, same order, same bits. The blocks that have an element's
 chains are a cluster, read each other's shared memory and add the chains up in order, in the same
-launch; only where there are more chains than warps in a cluster do they go through a workspace.
+launch; only where there are over twice as many chains as warps in a cluster do they go through a
+workspace. Blocks have as many warps as their chains ask for, so that few columns are still spread
+over all multiprocessors.
 
 Sums of several chains may overflow elsewhere than a single chain does. For `precision="fp32"`,
 which promises infinity just where the chain has it, each chain also keeps the largest magnitudes it

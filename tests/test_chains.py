@@ -120,6 +120,47 @@ def test_stages_make_the_cpus_chains(stage, row, layout):
             assert problems.same_bits(got, want), (m, n, k, share)
 
 
+def placed(rows: int, columns: int, offset: int, pitch: int) -> torch.Tensor:
+    """A matrix `offset` floats past a boundary of 64 bytes; what is between its rows is NaN."""
+    room = torch.full((offset + (rows - 1) * pitch + columns,), math.nan)
+    assert room.data_ptr() % 64 == 0
+    view = room.as_strided((rows, columns), (pitch, 1), offset)
+    return view.copy_(problems.wide(rows, columns))
+
+
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+@pytest.mark.parametrize("offset", range(8))
+@pytest.mark.parametrize("row", range(len(STAGES["gemv"].tiles)))
+def test_few_rows_at_any_place_in_memory(row, offset, layout):
+    """Rows of both operands begin anywhere in a sector, all alike or each at its own place."""
+    trans_a, trans_b = (letter == "T" for letter in layout)
+    sizes = [(1, 37, 150), (2, 71, 129), (3, 130, 33), (4, 32, 7), (1, 64, 256), (67, 1, 95)]
+    for number, (m, n, k) in enumerate(sizes):
+        gap = (offset + number) % 8
+        shapes = [(k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)]
+        places = [offset, (5 * offset + number) % 8]
+        a, b = (placed(*s, at, s[1] + gap) for s, at in zip(shapes, places, strict=True))
+        flags = {"trans_a": trans_a, "trans_b": trans_b}
+        for share in (0, 32, 96):
+            with simt.configure(share=share, row=row):
+                got = xgemm_torch.sgemm(a, b, kernel="gemv", **flags)
+                want = xgemm_torch.sgemm(a, b, precision="ieee", **flags)
+            assert problems.same_bits(got, want), (m, n, k, share)
+
+
+@pytest.mark.parametrize("row", range(len(STAGES["gemv"].tiles)))
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+def test_chains_of_few_rows_meet_anywhere(row, layout):
+    """One or several chains a warp, in a block, in a cluster, in the workspace."""
+    for k, share in ((500, 32), (1200, 32), (2100, 32), (9001, 32), (2600, 640), (6000, 640)):
+        a, b, flags = problems.operands(1, 35, k, layout, data="wide")
+        for sm_count in (1, 132):
+            with simt.configure(share=share, row=row, sm_count=sm_count):
+                got = xgemm_torch.sgemm(a, b, kernel="gemv", **flags)
+                want = xgemm_torch.sgemm(a, b, precision="ieee", **flags)
+            assert problems.same_bits(got, want), (k, share, sm_count)
+
+
 @pytest.mark.parametrize("stage, row", ROWS)
 def test_batches(stage, row):
     a, b = problems.wide(3, 5, 100), problems.wide(1, 100, 40)

@@ -175,8 +175,9 @@ def touched(stage, m, n, k, **flags):
             floats = some.column("bytes") // 4
             down = operand != "D" and flags[f"trans_{operand.lower()}"]
             for step in range(int(floats.max()) if len(some) else 0):
-                more = floats > step
                 at = (i + step, j) if down else (i, j + step)
+                # A copy of 16 bytes at the end of a row may bring fewer.
+                more = (floats > step) & (at[0] < hits.shape[0]) & (at[1] < hits.shape[1])
                 hits.index_put_((at[0][more], at[1][more]), torch.ones(()), accumulate=True)
     return seen
 

@@ -184,7 +184,8 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     tile = stage.tiles[row]
     depth = tile.BK if tile.buffers else DEPTH
     k = depth * (tile.buffers + SLICES_MORE) if tile.buffers else depth
-    with simt.configure(row=row):
+    # gemv spreads columns over all multiprocessors: with one, a block has all that it can have.
+    with simt.configure(row=row, sm_count=1 if stage.name == "gemv" else None):
         trace = simt.trace(stage.name, tile.BM, tile.BN, k, trans_a=trans_a, trans_b=trans_b)
     whats = [("global store", "D")]
     if not tile.buffers:  # who reads A is told, unless TMA does

@@ -13,7 +13,7 @@ constexpr int kMostChains = 8;  // of a warp that leaves them in shared memory
 constexpr int kMostGemvBlocks = 8;  // of a cluster
 
 struct GemvJob : ChainJob {
-  int warps = 1;  // of a block, for each of its groups of columns: 1, 2 or all
+  int warps = 1;  // of a block, for each of its groups of columns
   int64_t blocks = 1;  // that share a group's chains: a cluster, if they meet there
   int64_t each = 1;  // chains of a warp
   bool here = false;  // they stay in shared memory
@@ -29,30 +29,35 @@ struct GemvJob : ChainJob {
 
 struct GemvPlan {
   GemvJob job;
+  int side = 1;  // groups of a block
   size_t bytes = 0;
 };
 
-// `groups`: of columns, for tile t. Chains meet in shared memory where a cluster has a warp for
-// each of them; a warp then makes as many as let all blocks run at a time.
+// `groups`: of columns, for tile t. Chains meet in shared memory where a cluster has room for two a
+// warp; a warp makes as many as let all blocks run at a time. Groups are side by side in a block
+// only where each multiprocessor has one such block at most: else few of them would be at work.
 inline GemvPlan plan_gemv(const Gemm& all, const Tile& t, int64_t groups, const Device& device,
                           void* workspace) {
   const int warps = t.threads() / 32, most_blocks = may_depend(device) ? kMostGemvBlocks : 1;
   GemvPlan plan{.job = {{.g = rows_first(all)}}};
   GemvJob& job = plan.job;
   job.shares = chain_count(job.g);
-  job.here = job.shares > 1 && job.shares <= int64_t{warps} * most_blocks;
+  const int64_t room = int64_t{device.sm_count} * t.min_blocks * warps;  // for warps
+  const auto team = [&] { return ceil_div(job.shares, job.each); };
+  while (job.each < kMostChains && team() > 1 && groups * all.batch * team() > room) ++job.each;
+  const int64_t least = ceil_div(job.shares, int64_t{warps} * most_blocks);
+  job.here = job.shares > 1 && least <= 2;
+  if (job.here) job.each = std::max(job.each, least);
   if (job.shares > 1 && !job.here) {
     const ChainPlan chains = plan_chains(job.g, workspace);
     static_cast<ChainJob&>(job) = chains.job;
     plan.bytes = chains.bytes;
+    job.each = 1;
   }
-  const int64_t room = int64_t{device.sm_count} * t.min_blocks;
-  const auto blocks = [&](int64_t each) { return ceil_div(ceil_div(job.shares, each), warps); };
-  if (job.here && groups <= room)
-    while (job.each < kMostChains && groups * blocks(job.each) * all.batch > room) ++job.each;
-  const int64_t team = ceil_div(job.shares, job.each);
-  job.warps = team <= 2 ? static_cast<int>(team) : warps;
-  job.blocks = blocks(job.each);
+  job.blocks = ceil_div(team(), warps);
+  job.warps = static_cast<int>(ceil_div(team(), job.blocks));
+  const int64_t side = ceil_div(groups * all.batch, device.sm_count);
+  if (job.blocks == 1 && side * job.warps <= warps) plan.side = static_cast<int>(side);
   return plan;
 }
 
@@ -88,7 +93,7 @@ struct GemvTeam {
   // asked for before any is added.
   template <class Load>
   __device__ __forceinline__ float add(const GemvJob& job, Load load) const {
-    constexpr int kAhead = 16;
+    constexpr int kAhead = 32;
     float sum = -0.f;  // -0 + x is x
     int chain = 0, warp = 0, rank = 0;
 #pragma unroll 1

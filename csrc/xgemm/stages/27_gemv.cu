@@ -29,22 +29,24 @@ constexpr int columns_of(int row, bool along_k) { return along_k ? 32 : 32 * kTi
 constexpr int buffers_of(int row) { return kTiles[row].threads() == 128 ? 4 : 3; }
 
 template <int kRow, bool kB>  // whether B transposed is contiguous along k
-struct Shared {
-  static constexpr int TM = kTiles[kRow].TM, kWarps = kTiles[kRow].threads() / 32;
-  std::conditional_t<kB, GemvRing<TM, buffers_of(kRow)>[kWarps], char> rings;
-  float sums[kWarps][kMostChains][TM * columns_of(kRow, kB)];
+struct alignas(128) Warp {
+  static constexpr int TM = kTiles[kRow].TM;
+  std::conditional_t<kB, GemvRing<TM, buffers_of(kRow)>, char> ring;
+  float sums[kMostChains][TM * columns_of(kRow, kB)];
 };
 
 template <int kRow, bool kB>
 __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
     kernel(const GemvJob job) {
   constexpr int TM = kTiles[kRow].TM, kColumns = columns_of(kRow, kB);
-  XGEMM_SHARED_DYNAMIC(shared, Shared<kRow, kB>);
+  using One = Warp<kRow, kB>;
+  XGEMM_SHARED_DYNAMIC(first, One);  // and so many as the block has warps
+  One* const warps = &first;
   const Gemm g = job.g.at(blockIdx.z);
-  const int warp = threadIdx.x / 32;
-  const GemvTeam team(job, kTiles[kRow].threads() / 32);
+  const GemvTeam team(job, static_cast<int>(blockDim.x) / 32);
   const GemvPart part = team.part(job, g, TM, kColumns);
   take_turn();
+  One& mine = warps[threadIdx.x / 32];
   if (part.i0 < g.m && part.chain < job.shares) {
     const auto multiply = [&](const auto& loop) {
       loop.multiply(job.shares > 1 ? g.share : g.k,
@@ -56,15 +58,13 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
                         for (int c = 0; c < static_cast<int>(std::size(acc[i])); ++c) {
                           const float sum = sure ? acc[i][c] : bits_to_float(0x7fffffffu);
                           const int column = loop.column(c);
-                          if (job.here)
-                            shared.sums[warp][chain - part.chain][i * kColumns + column] = sum;
+                          if (job.here) mine.sums[chain - part.chain][i * kColumns + column] = sum;
                           else job.leave(g, chain, part.i0 + i, part.j0 + column, sum);
                         }
                     });
     };
     if constexpr (kB) {
-      multiply(
-          GemvAlongK<TM, buffers_of(kRow)>{shared.rings[warp], g, part, g.b.transposed().wide()});
+      multiply(GemvAlongK<TM, buffers_of(kRow)>{mine.ring, g, part});
     } else if constexpr (kTiles[kRow].TN == 1) {
       multiply(GemvAlongN<TM, 1, false>{g, part});
     } else if (g.b.wide() && g.n - part.j0 >= kColumns) {
@@ -76,9 +76,10 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   if (!job.here) return;
   cluster_sync();  // all chains of the cluster's elements are there
   team.store<TM, kColumns>(job, g, part, [&](int w, int chain, unsigned rank, int e) {
-    return load_from_block(&shared.sums[w][chain][e], rank);
+    const float* const sum = &warps[w].sums[chain][e];
+    return job.blocks == 1 ? *sum : load_from_block(sum, rank);
   });
-  cluster_sync(Relaxed());  // nobody reads this block's any more
+  if (job.blocks > 1) cluster_sync(Relaxed());  // nobody reads this block's any more
 }
 
 template <int kWidth>
@@ -97,7 +98,8 @@ struct Plan : GemvPlan {
     const Gemm g = rows_first(all);
     along_k = xgemm::along_k(g.b.transposed(), g.n, g.k);
     const bool fits = !along_k || kFlavour == Flavour::host ||
-                      smem_of_block(device.sm) >= static_cast<int>(sizeof(Shared<1, true>));
+                      smem_of_block(device.sm) >=
+                          static_cast<int>(kTiles[1].threads() / 32 * sizeof(Warp<1, true>));
     row = fits ? asked : 0;
     const Tile& t = kTiles[row];
     groups = ceil_div(g.m, t.TM) * ceil_div(g.n, columns_of(row, along_k));
@@ -111,13 +113,13 @@ size_t workspace(const Gemm& g, const Context& context) {
 
 template <int kRow>
 void run_row(const Plan& plan, const Context& context) {
-  constexpr Tile T = kTiles[kRow];
   const GemvJob& job = plan.job;
-  const int64_t blocks = ceil_div(plan.groups, T.threads() / 32 / job.warps) * job.blocks;
+  const int64_t blocks = ceil_div(plan.groups, plan.side) * job.blocks;
   if (blocks > kMaxGridX)
     throw std::invalid_argument("gemv: over 2^31 - 1 groups of columns and rows");
-  const size_t smem = plan.along_k ? sizeof(Shared<kRow, true>) : sizeof(Shared<kRow, false>);
-  LaunchConfig config{.block = dim3(T.threads()), .smem = smem};
+  const size_t smem = plan.along_k ? sizeof(Warp<kRow, true>) : sizeof(Warp<kRow, false>);
+  const int warps = job.warps * plan.side;
+  LaunchConfig config{.block = dim3(static_cast<unsigned>(warps) * 32), .smem = warps * smem};
   if (job.here) config.cluster = static_cast<unsigned>(job.blocks);
   const auto make = [&](const GemvJob& chains, unsigned matrices) {
     config.grid = dim3(static_cast<unsigned>(blocks), 1, matrices);
