@@ -93,7 +93,7 @@ struct GemvTeam {
   // asked for before any is added.
   template <class Load>
   __device__ __forceinline__ float add(const GemvJob& job, Load load) const {
-    constexpr int kAhead = 32;
+    constexpr int kAhead = 16;
     float sum = -0.f;  // -0 + x is x
     int chain = 0, warp = 0, rank = 0;
 #pragma unroll 1
