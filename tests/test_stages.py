@@ -193,7 +193,7 @@ def with_copies(call):
 def test_aligned_copies(stage, layout):
     """Operands that are not aligned are copied where that is worth it: the bits stay the same.
 
-    On one multiprocessor a quarter of a launch's usual work is enough.
+    On one multiprocessor a 132nd of the work that an H200 needs for it is enough.
     """
     cases = [
         ((301, 307, 69), ("plain", "plain"), None, True),  # rows of odd length

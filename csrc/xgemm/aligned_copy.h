@@ -50,7 +50,7 @@ struct CopyJob {
 constexpr int kCopyThreads = 256, kCopyRun = 32, kCopyRuns = 8;
 constexpr int kCopyBlock = kCopyThreads / 32 * kCopyRuns;  // runs of a block
 
-// Runs are loaded and stored 4 bytes a lane: their loads touch five sectors or lines in place of
+// Runs are loaded and stored 4 bytes a lane: their loads touch five sectors in place of
 // four, and no thread has an edge of its own.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) copy_aligned(const CopyJob a, const CopyJob b) {
