@@ -183,8 +183,8 @@ struct PairLoop {
         const uint32_t any = a[e].flags | b.flags;
         const int64_t row = r + e * kStep;
         if (!(any & kGivenFlags) || row >= g.m || j + thread % kColumns >= g.n) continue;
-        // The chain goes on with products that are 0, and ends with +0 where this one is -0.
-        float z = fmaf(x[e], y[e], 0.f) + 0.f;
+        float z = fmaf(x[e], y[e], 0.f);
+        if (g.k > 1) z += 0.f;  // a product of -0 is followed, or led, by others of 0
         if (any & (kNan | kInfinite)) [[unlikely]] {
           if (any & kNan) z = std::numeric_limits<float>::quiet_NaN();
           else if ((a[e].flags & b.flags & kInfinite) && a[e].at != b.at)
