@@ -25,7 +25,6 @@ PREDECESSOR = {
     ),
     "vec4_128x128": ("block_tile_2d", "both compute 128 x 128 by 8 x 8 a thread; vectors are new"),
     "mma_fp16x3": ("cp_async_pipelined", "it has the same ring of slices, of other elements"),
-    "wgmma_narrow": ("wgmma_bf16x6", "both multiply three bf16 parts by wgmma"),
     "split_k": ("cp_async_pipelined", "the main loop is the same"),
     "gemv": ("coalesced", "both read global memory without shared memory between"),
     "outer": ("block_tile_1d", "both keep an element of B in a register for a column of results"),
@@ -417,8 +416,8 @@ host asks nothing and waits for nothing, so a CUDA graph can hold it all.""",
 A bf16 number has FP32's range of exponents and eight bits. Three of them hold all the bits of a
 float, wherever it lies in its row, so there is next to nothing that the parts cannot give. The
 price is in the products: of nine, the six matter that are not below FP32's last bit, twice as many
-as with two fp16 parts. The kernel is the same, with other numbers in its scheme: a rung for those who
-want no exceptions.""",
+as with two fp16 parts. The kernel is the same, with other numbers in its scheme: a rung for those
+who want no exceptions.""",
     "wgmma_narrow": """\
 Splitting in a launch of its own pays where an element serves hundreds of products. In a narrow
 product it serves few: there the split would read, write and read again what is needed once. So here

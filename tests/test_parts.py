@@ -398,7 +398,7 @@ def graded(m: int, n: int, k: int, reach: int) -> tuple[Tensor, Tensor]:
 @on_every_row
 @pytest.mark.parametrize("of", ["a", "b"])
 def test_selections_are_exact(stage, row, of, device):
-    """Identity, permutation and one-hot rows, and rows of zeros; where rows are known, scaled ones."""
+    """Identity, permutation, one-hot and zero rows; where rows are known, scaled ones."""
     k = 96
     picks = torch.zeros(70, k)
     picks[torch.arange(60), torch.randint(k, (60,))] = 1.0

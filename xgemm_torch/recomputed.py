@@ -35,6 +35,7 @@ class Recomputed:
         return int(self._words.item()) & 0xFFFFFFFF
 
     def __repr__(self) -> str:
+        """Say how many, and where; waits for the device."""
         return f"{self.units} units made anew on {self.device}"
 
 

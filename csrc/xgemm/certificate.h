@@ -108,9 +108,8 @@ XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
 XGEMM_HD Fate fate_of(const Scheme& s, const RowScale& a, const RowScale& b, float acc) {
   if (needs_chain(a, b)) return Fate::chained;
   if ((a.flags | b.flags) & kGivenFlags) return Fate::given;
-  return is_certain(doubt_of(s, doubt_bits(a)), doubt_of(s, doubt_bits(b)), acc)
-             ? Fate::stands
-             : Fate::recomputed;
+  return is_certain(doubt_of(s, doubt_bits(a)), doubt_of(s, doubt_bits(b)), acc) ? Fate::stands
+                                                                                 : Fate::recomputed;
 }
 
 }  // namespace xgemm

@@ -196,8 +196,8 @@ inline RecomputePlan plan_recompute(const Gemm& g, int columns, size_t used, siz
   plan.sums = static_cast<float*>(all.place(std::max(room, of_slots)));
   job.sums = plan.sums;
   plan.clear.count = flags + 1 + static_cast<int>(job.slots);
-  plan.clear.words = static_cast<uint32_t*>(
-      all.place(static_cast<size_t>(plan.clear.count) * sizeof(uint32_t)));
+  plan.clear.words =
+      static_cast<uint32_t*>(all.place(static_cast<size_t>(plan.clear.count) * sizeof(uint32_t)));
   job.map.any = plan.clear.words + flags;
   job.come = job.map.any + 1;
   job.map.fates = static_cast<uint32_t*>(

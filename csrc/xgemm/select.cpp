@@ -203,8 +203,8 @@ size_t Selector::least(size_t first, size_t last, const Gemm& g, const Device& d
     const bool turned = r.stage->turns && r.stage->turns(g, tile_of(r));
     offer(i, time_of(r.known->costs, asked, r.spread, turned, device.sm_count), Basis::estimated);
   }
-  // A new row is set beside the best known one: their rates' ratio, at that one's time. Rates are of
-  // 4096^3: of few rows or a short K they say nothing.
+  // A new row is set beside the best known one: their rates' ratio, at that one's time. Rates are
+  // of 4096^3: of few rows or a short K they say nothing.
   const bool square = std::min({g.m, g.n, g.k}) >= kLeastForRate;
   if (!unknown || (best != last && !square)) return best;
   const double its = best == last ? 0 : by_rate(tile_of(rows_[best]), asked, device.sm_count);

@@ -35,9 +35,7 @@ struct Certainty {
     if (low_a < kWhole) least = max_of(least, top_b + 1 - 134 + 25 + depth);
     if (low_b < kWhole) least = max_of(least, top_a + 1 - 134 + 25 + depth);
   }
-  __device__ __forceinline__ bool always() const {
-    return finite && !overflow && least == kAlways;
-  }
+  __device__ __forceinline__ bool always() const { return finite && !overflow && least == kAlways; }
   __device__ __forceinline__ bool of(float sum) const {
     const int exponent = static_cast<int>(float_to_bits(sum) >> 23 & 255u) - 127;
     return !overflow && exponent < (finite ? 128 : 100) && exponent >= least;

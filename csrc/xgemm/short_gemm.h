@@ -303,8 +303,7 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
       const int64_t i = walk.i0() + group * 64, j = walk.j0() + column;
       mbarrier_wait(&sums.filled, at.parity);
       const uint32_t* const of_warps = ring.ranges[tile % ring.kRanges];
-      const Certainty certain(
-          join_ranges_of_warp(of_warps[threadIdx.x % (kSplitters / 32)]), g.k);
+      const Certainty certain(join_ranges_of_warp(of_warps[threadIdx.x % (kSplitters / 32)]), g.k);
       if (certain.always() && g.beta == 0.f && g.act == Act::none && i + 64 <= g.m &&
           walk.j0() + T.BN <= g.n && g.d.wide()) [[likely]] {
         float* d = g.d.ptr(i + first, j);
@@ -325,8 +324,8 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
         for (int r = first; r < 64; r += kWarps) {
           float x[4];
           load4(x, &sums.d[r][column]);
-          // Of a short K the chain is as good as any other way. The four rotate, so that no index is
-          // dynamic.
+          // Of a short K the chain is as good as any other way. The four rotate, so that no index
+          // is dynamic.
 #pragma unroll 1
           for (int w = 0; w < 4; ++w) {
             float y = x[0];

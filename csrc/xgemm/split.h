@@ -1,5 +1,5 @@
-// FP32 operands as sums of 16-bit parts for tensor cores: where they lie in the workspace. Pure; the
-// kernel is in split_kernel.h, what parts can hold in certificate.h.
+// FP32 operands as sums of 16-bit parts for tensor cores: where they lie in the workspace. Pure;
+// the kernel is in split_kernel.h, what parts can hold in certificate.h.
 #pragma once
 
 #include <cstdint>

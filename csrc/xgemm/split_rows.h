@@ -113,8 +113,8 @@ struct RowSeen {
       else if (y == y) ++infinities, at = k + e;
       else found |= kNan;
     }
-    found = (found & ~0xffffu) | (elements < 2 ? elements : 2) |
-            (infinities < 2 ? infinities : 2) << 8;
+    found =
+        (found & ~0xffffu) | (elements < 2 ? elements : 2) | (infinities < 2 ? infinities : 2) << 8;
   }
 
   // As numbers that threads add up. A sum of squares is in units of 2^floor(log2 K), rounded up: 32
@@ -259,7 +259,8 @@ __device__ void split_along_k(const SplitJob& job, int64_t group) {
     for (int e = 0; e < kItems; ++e) {
       const int at = (e * kThreads + lane) * 8;
       if (at < filled)
-        split8<S>([&](int i) { return x[e][i]; }, exponent, parts + at / kSplitK * (kSplitK * 2 * S.parts), at % kSplitK,
+        split8<S>([&](int i) { return x[e][i]; }, exponent,
+                  parts + at / kSplitK * (kSplitK * 2 * S.parts), at % kSplitK,
                   static_cast<uint32_t>(chunk * kChunk + at), seen);
     }
     parts += kChunk * 2 * S.parts;

@@ -20,8 +20,8 @@ constexpr int kStripBlocks = 4, kDeepBlocks = 3;
 // it costs is two binades of the row's window.
 constexpr int kSamples = 64, kSampleTop = 12;
 
-// Whether a row that was split with this exponent is to be split again by its largest element: parts
-// may be infinite, or bits are wasted.
+// Whether a row that was split with this exponent is to be split again by its largest element:
+// parts may be infinite, or bits are wasted.
 __device__ __forceinline__ bool outgrown(int exponent, uint32_t largest) {
   if (largest <= kZeroMagnitude) return false;
   const int top = kMostTop - exponent_of(largest, kMostTop) + exponent;
@@ -128,8 +128,8 @@ struct StripSplit {
   }
 
   // Its elements of all slices, the first of which are on their way.
-  __device__ static __forceinline__ Seen run(StripRoom& room, const StripShare& share,
-                                             int exponent, char* parts) {
+  __device__ static __forceinline__ Seen run(StripRoom& room, const StripShare& share, int exponent,
+                                             char* parts) {
     const int k = static_cast<int>(threadIdx.x) / 32 / kGroups * kSplitK, at = threadIdx.x % 4 * 8;
     const int from = StripShare::place(row(), at);
     const int slices = (share.filled + kStripK - 1) / kStripK;
@@ -176,8 +176,7 @@ struct StripSplit {
     for (int i = 0; i < kTold; ++i) {
       uint32_t x = i == 0 ? seen.largest : sums[i - (i > 0)];
 #pragma unroll
-      for (int step = 1; step < 4; step *= 2)
-        x = join(i, x, __shfl_xor_sync(0xffffffffu, x, step));
+      for (int step = 1; step < 4; step *= 2) x = join(i, x, __shfl_xor_sync(0xffffffffu, x, step));
       if (threadIdx.x % 4 == 0) room.halves[i][threadIdx.x / 32 / kGroups][row()] = x;
     }
     __syncthreads();
@@ -198,8 +197,7 @@ struct StripSplit {
 #pragma unroll
       for (int i = 0; i < kTold; ++i) {
         const float* const from = &room.told[i][r];
-        x[i] = join(i, x[i],
-                    float_to_bits(kCluster > 1 ? load_from_block(from, rank) : *from));
+        x[i] = join(i, x[i], float_to_bits(kCluster > 1 ? load_from_block(from, rank) : *from));
       }
     largest = x[0];
 #pragma unroll

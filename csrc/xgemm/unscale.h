@@ -85,7 +85,8 @@ struct TileScales {
              (at + 1 < all ? uint32_t{doubt_bits(scales[at + 1])} << 16 : 0u);
     };
 #pragma unroll 1
-    for (int r = thread; r < kRows / 2; r += kThreads) row_doubts[r] = of_two(rows_, i + 2 * r, g.m);
+    for (int r = thread; r < kRows / 2; r += kThreads)
+      row_doubts[r] = of_two(rows_, i + 2 * r, g.m);
 #pragma unroll 1
     for (int c = thread; c < kColumns / 2; c += kThreads)
       column_doubts[c] = of_two(columns_, j + 2 * c, g.n);
@@ -170,9 +171,7 @@ struct PairLoop {
 #pragma unroll
       for (int e = 0; e < kAtOnce; ++e) {
         const bool a_has = a[e].flags & (kSingle | kInfinite);
-        const bool of_a = a[e].flags & kInfinite ? true
-                          : b.flags & kInfinite  ? false
-                                                 : a_has;
+        const bool of_a = a[e].flags & kInfinite ? true : b.flags & kInfinite ? false : a_has;
         const bool has = a_has || (b.flags & (kSingle | kInfinite));
         const int64_t at = has ? (of_a ? a[e].at : b.at) : 0;
         x[e] = g.a(min_of(r + e * kStep, g.m - 1), at);
@@ -222,8 +221,7 @@ struct PartsEpilogue {
     for (int p = 0; p < kPairs; ++p) {
       const uint32_t two = column_doubts[4 * p];
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        some |= !is_certain(row[e / 2], half(two, e % 2), acc[4 * p + e]);
+      for (int e = 0; e < 4; ++e) some |= !is_certain(row[e / 2], half(two, e % 2), acc[4 * p + e]);
     }
     return some;
   }
@@ -233,8 +231,8 @@ struct PartsEpilogue {
     if (flags & ~uint32_t{kLossy}) [[unlikely]]
       return store_some(acc);
     const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
-    const bool in_pairs = whole && g.d.cs == 1 && g.d.rs % 2 == 0 &&
-                          reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
+    const bool in_pairs =
+        whole && g.d.cs == 1 && g.d.rs % 2 == 0 && reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
     // The way of most tiles once more, without a jump: its code is fetched as it is run, and what a
     // jump leads to is not, at first.
     if (kStraight && in_pairs && g.act == Act::none) [[likely]] {
@@ -300,23 +298,17 @@ struct PartsEpilogue {
     for (int e = 0; e < 4 * kRun; ++e) x[e] *= a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
   }
 
-  // Where some rows are not plain: element after element, from memory of the thread's own, since
-  // registers have no index. Code that is rare is to be short: it is fetched before it is run.
+  // Where some rows are not plain: element after element.
   __device__ __forceinline__ void store_some(const float (&acc)[4 * kPairs]) const {
-    constexpr int kAtOnce = kPairs < 2 ? 4 * kPairs : 8;
-    float all[4 * kPairs];
-#pragma unroll
-    for (int e = 0; e < 4 * kPairs; ++e) all[e] = acc[e];
     const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
-#pragma unroll 1
-    for (int first = 0; first < 4 * kPairs; first += kAtOnce)
 #pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) {
-        const int64_t r = i + e / 2 % 2 * 8, c = j + (first + e) / 4 * 8 + e % 2;
-        const RowScale &a = row[e / 2 % 2], &b = columns[min_of(c, g.n - 1)];
-        if (!((a.flags | b.flags) & kGivenFlags))
-          g.store(r, c, unscale(all[first + e], a.exponent, b.exponent));
-      }
+    for (int e = 0; e < 4 * kPairs; ++e) {
+      if (e % 8 == 0) keep_order();  // for want of registers
+      const int64_t r = i + e / 2 % 2 * 8, c = j + e / 4 * 8 + e % 2;
+      const RowScale &a = row[e / 2 % 2], &b = columns[min_of(c, g.n - 1)];
+      if (!((a.flags | b.flags) & kGivenFlags))
+        g.store(r, c, unscale(acc[e], a.exponent, b.exponent));
+    }
   }
 
   // Gemm::finish of all elements that `exist`.

@@ -1,5 +1,6 @@
 // FP32 accuracy from fp16 tensor cores: each operand in two parts, three products by wgmma, fed by
-// TMA. Results that two parts cannot give are made anew by FP32 operations, without asking the host.
+// TMA. Results that two parts cannot give are made anew by FP32 operations, without asking the
+// host.
 
 // arch: sm_90a
 
@@ -21,9 +22,9 @@ size_t workspace(const Gemm& g, const Context& context) {
 }
 
 void run(const Gemm& g, const Context& context) {
-  constexpr void (*rows[])(const Gemm&, const Context&) = {
-      run_wgmma<kFp16x3, kCluster, kTiles[0]>, run_wgmma<kFp16x3, kCluster, kTiles[1]>,
-      run_wgmma<kFp16x3, kCluster, kTiles[2]>};
+  constexpr void (*rows[])(const Gemm&, const Context&) = {run_wgmma<kFp16x3, kCluster, kTiles[0]>,
+                                                           run_wgmma<kFp16x3, kCluster, kTiles[1]>,
+                                                           run_wgmma<kFp16x3, kCluster, kTiles[2]>};
   static_assert(std::size(rows) == std::size(kTiles));
   rows[context.row](g, context);
 }

@@ -21,9 +21,9 @@ size_t workspace(const Gemm& g, const Context& context) {
 }
 
 void run(const Gemm& g, const Context& context) {
-  constexpr void (*rows[])(const Gemm&, const Context&) = {
-      run_wgmma<kBf16x6, kCluster, kTiles[0]>, run_wgmma<kBf16x6, kCluster, kTiles[1]>,
-      run_wgmma<kBf16x6, kCluster, kTiles[2]>};
+  constexpr void (*rows[])(const Gemm&, const Context&) = {run_wgmma<kBf16x6, kCluster, kTiles[0]>,
+                                                           run_wgmma<kBf16x6, kCluster, kTiles[1]>,
+                                                           run_wgmma<kBf16x6, kCluster, kTiles[2]>};
   static_assert(std::size(rows) == std::size(kTiles));
   rows[context.row](g, context);
 }
