@@ -100,7 +100,7 @@ def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> di
 
 
 def errors(stages: list[str], layout: str, a: Tensor, b: Tensor) -> dict[str, Any]:
-    """Give the errors of the chain and of stages; for these, the terms of the promise they break."""
+    """Give the errors of the chain and of stages; of these, the terms they break of the promise."""
     trans_a, trans_b = timing.LAYOUTS[layout]
     plain = a.t() if trans_a else a, b.t() if trans_b else b
     exact = accuracy.Exact(*plain)
