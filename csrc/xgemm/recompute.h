@@ -45,7 +45,7 @@ constexpr int64_t kLeastRecomputeShare = 256;
 template <int kColumns>
 constexpr Tile recompute_tile() {
   if constexpr (kColumns == 128) return pipelined_tile(64, 128, 16, 8, 8, 4, 3, 0.f);
-  else return pipelined_tile(64, 64, 16, 8, 4, 4, 4, 0.f);
+  else return pipelined_tile(64, 64, 16, 8, 4, 4, 3, 0.f);
 }
 template <int kColumns>
 constexpr Tile kRecomputeTile = recompute_tile<kColumns>();
