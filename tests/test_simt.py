@@ -357,8 +357,8 @@ class Way(NamedTuple):
             *self.size, self.k, self.layout, batch=(self.batch, None),
             data="normal" if data == "graded" else data,
         )  # fmt: skip
-        if data == "graded":  # A's k over 2^-70 to 2^70, B's the other way: parts lose all of it
-            size = torch.exp2(torch.linspace(-70, 70, self.k))
+        if data == "graded":  # A's k over 2^-60 to 2^60, B's the other way: parts lose all of it
+            size = torch.exp2(torch.linspace(-60, 60, self.k))
             a = a * (size[:, None] if flags["trans_a"] else size)
             b = b / (size if flags["trans_b"] else size[:, None])
         with simt.configure(row=row, sm_count=self.sm_count, share=self.share, **settings):
@@ -402,7 +402,8 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
         return [shallow, Way(6000), Way(20, batch=2)]
     if stage.name == "wgmma_short":  # two tiles a block, by TMA and by copies
         return [Way(k, batch=2 * FEW) for k in (200, 201)]
-    many = (FEW + 1, 2 * FEW) if any(t.producers for t in stage.tiles) else ()
+    # More units than blocks that make them anew.
+    many = (FEW + 1, 2 * FEW) if any(t.producers for t in stage.tiles) else (2 * FEW,)
     return [shallow, *(Way(shallow.k, "TN", batch) for batch in many), Way(1100)]
 
 

@@ -53,38 +53,47 @@ constexpr Tile kRecomputeTile = recompute_tile<kColumns>();
 // The units to be made anew, as a block counts them: each thread has a run of the map.
 template <int kThreads>
 struct MarkedUnits {
-  uint32_t recomputed[kThreads], chained[kThreads];  // in each thread's run, and all before it
+  uint32_t recomputed[kThreads], chained[kThreads];  // in each thread's run
   uint32_t found;
+};
+// What a thread knows of them: how many there are before its run, in it, and in all.
+template <int kThreads>
+struct UnitCounts {
+  uint32_t before[2] = {}, own[2] = {}, all[2] = {};  // recomputed, chained
 
   __device__ static __forceinline__ int64_t run_of(const RecomputeMap& map) {
     return ceil_div(map.units, kThreads);
   }
-  __device__ __forceinline__ void count(const RecomputeMap& map) {
-    const int64_t run = run_of(map), first = threadIdx.x * run;
-    uint32_t count[2] = {};
-    for (int64_t u = first; u < min_of(first + run, map.units); ++u) {
-      count[0] += map.fates[u] == static_cast<uint32_t>(Fate::recomputed);
-      count[1] += map.fates[u] == static_cast<uint32_t>(Fate::chained);
+  __device__ __forceinline__ UnitCounts(MarkedUnits<kThreads>& marked, const RecomputeMap& map) {
+    const int64_t first = threadIdx.x * run_of(map);
+    for (int64_t u = first; u < min_of(first + run_of(map), map.units); ++u) {
+      own[0] += map.fates[u] == static_cast<uint32_t>(Fate::recomputed);
+      own[1] += map.fates[u] == static_cast<uint32_t>(Fate::chained);
     }
-    recomputed[threadIdx.x] = count[0], chained[threadIdx.x] = count[1];
+    marked.recomputed[threadIdx.x] = own[0], marked.chained[threadIdx.x] = own[1];
     __syncthreads();
-    for (unsigned t = 0; t < threadIdx.x; ++t) count[0] += recomputed[t], count[1] += chained[t];
-    __syncthreads();
-    recomputed[threadIdx.x] = count[0], chained[threadIdx.x] = count[1];
-    __syncthreads();
+    for (unsigned t = 0; t < kThreads; ++t) {
+      const uint32_t count[2] = {marked.recomputed[t], marked.chained[t]};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (t < threadIdx.x) before[i] += count[i];
+        all[i] += count[i];
+      }
+    }
   }
-  // Number `ordinal` of a fate.
-  __device__ __forceinline__ int64_t find(const RecomputeMap& map, Fate fate, uint32_t ordinal) {
-    const auto& upto = fate == Fate::chained ? chained : recomputed;
-    uint32_t before = threadIdx.x ? upto[threadIdx.x - 1] : 0;
-    if (before <= ordinal && ordinal < upto[threadIdx.x]) {
+  // Number `ordinal` of a fate, by all threads.
+  __device__ __forceinline__ int64_t find(MarkedUnits<kThreads>& marked, const RecomputeMap& map,
+                                          Fate fate, uint32_t ordinal) const {
+    const int i = fate == Fate::chained;
+    uint32_t number = before[i];
+    if (number <= ordinal && ordinal < number + own[i]) {
       int64_t u = threadIdx.x * run_of(map);
       for (;; ++u)
-        if (map.fates[u] == static_cast<uint32_t>(fate) && before++ == ordinal) break;
-      found = static_cast<uint32_t>(u);
+        if (map.fates[u] == static_cast<uint32_t>(fate) && number++ == ordinal) break;
+      marked.found = static_cast<uint32_t>(u);
     }
     __syncthreads();
-    return found;
+    return marked.found;
   }
 };
 
@@ -105,10 +114,8 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
   take_turn();
   if (*job.map.any == 0) return;
   XGEMM_SHARED_DYNAMIC(shared, RecomputeShared<kColumns>);
-  auto& marked = shared.marked;
-  marked.count(job.map);
-  const uint32_t chained = marked.chained[kThreads - 1],
-                 recomputed = marked.recomputed[kThreads - 1];
+  const UnitCounts<kThreads> counts(shared.marked, job.map);
+  const uint32_t recomputed = counts.all[0], chained = counts.all[1];
   if (job.counter && blockIdx.x == 0 && threadIdx.x == 0)
     atomic_add(job.counter, chained + recomputed);
   // Shares of K: so many that each has a block and a slot.
@@ -123,8 +130,8 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
     const bool alone = item < chained || shares == 1;
     const uint32_t ordinal = item < chained ? item : (item - chained) / shares;
     const uint32_t s = alone ? 0 : (item - chained) % shares;
-    const int64_t unit =
-        marked.find(job.map, item < chained ? Fate::chained : Fate::recomputed, ordinal);
+    const int64_t unit = counts.find(shared.marked, job.map,
+                                     item < chained ? Fate::chained : Fate::recomputed, ordinal);
     const int64_t in_matrix = unit % (job.map.units_m * job.map.units_n);
     const Gemm g = job.g.at(unit / (job.map.units_m * job.map.units_n));
     const Origin o{in_matrix / job.map.units_n * kUnitRows, in_matrix % job.map.units_n * kColumns};
@@ -164,8 +171,7 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
       }
       store_fragment<kStrideM, kStrideN>(g, o.i + row, o.j + column, sum);
     });
-    cp_async_wait<0>();
-    __syncthreads();  // the ring and `found` have been read
+    __syncthreads();  // the ring and `found` have been read; no copy is on its way
   }
 }
 
