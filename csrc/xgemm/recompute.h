@@ -84,15 +84,15 @@ struct UnitCounts {
   // Number `ordinal` of a fate, by all threads.
   __device__ __forceinline__ int64_t find(MarkedUnits<kThreads>& marked, const RecomputeMap& map,
                                           Fate fate, uint32_t ordinal) const {
-    const int i = fate == Fate::chained;
-    uint32_t number = before[i];
-    if (number <= ordinal && ordinal < number + own[i]) {
+    const bool of_chained = fate == Fate::chained;
+    uint32_t number = of_chained ? before[1] : before[0];
+    if (number <= ordinal && ordinal < number + (of_chained ? own[1] : own[0])) {
       int64_t u = threadIdx.x * run_of(map);
       for (;; ++u)
         if (map.fates[u] == static_cast<uint32_t>(fate) && number++ == ordinal) break;
       marked.found = static_cast<uint32_t>(u);
     }
-    __syncthreads();
+    __syncthreads();  // nor does anybody read the ring, or the number before, any more
     return marked.found;
   }
 };
@@ -171,7 +171,6 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
       }
       store_fragment<kStrideM, kStrideN>(g, o.i + row, o.j + column, sum);
     });
-    __syncthreads();  // the ring and `found` have been read; no copy is on its way
   }
 }
 
