@@ -10,7 +10,8 @@ reads lie in one bank. Both together predict the speed of a kernel that waits fo
 kernel's loops have any, else HMMA, else FFMA. A loop is what a backward branch spans, predicated or
 not, from its target to itself. Products belong to the smallest loop around them: of nested loops
 the one that multiplies counts, and of a loop that ptxas unrolled the large body, not the remainder.
-Among equals the shortest is taken, which is the path without edges where a kernel has both. A loop
+Of loops with about as many the shortest is taken, which is the path without edges where a kernel
+has both, and the inner loop where a remainder is written out behind it. A loop
 within the main one (a wait for a barrier, say) counts as passed through once, and so does code that
 a forward branch may jump over: bodies with edges in them look longer than they run. What lies
 around the main loop is left out: of a body that ptxas did not unroll fully that is much.
@@ -45,6 +46,7 @@ FFMA_PEAK = {"H200": 66.1}
 
 SLACK = 1  # reads that a bank may owe before an instruction waits
 ARCHS = ("sm_90a", "sm_90")  # of which the H200 runs the first that an object has
+ABOUT_AS_MANY = 0.9  # of the most products
 PRODUCTS = ("HGMMA", "HMMA", "FFMA")  # the first that a kernel's loops have is what it is about
 BARRIERS = ("BAR", "SYNCS")  # of a block; of an mbarrier
 LOCAL = ("LDL", "STL")
@@ -206,7 +208,11 @@ def main_loop(instructions: Sequence[Instruction]) -> Loop | None:
                 counts[smallest] = counts.get(smallest, 0) + 1
     for product in PRODUCTS:
         if counts := own.get(product):
-            low, high = min(counts, key=lambda span: (-counts[span], span[1] - span[0]))
+            enough = ABOUT_AS_MANY * max(counts.values())
+            low, high = min(
+                (span for span in counts if counts[span] >= enough),
+                key=lambda span: span[1] - span[0],
+            )
             return Loop(product, tuple(i for i in instructions if low <= i.address <= high))
     return None
 

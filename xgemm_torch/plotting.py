@@ -377,14 +377,13 @@ def _number(axes: Axes, points: Sequence[tuple[str, tuple[float, float]]]) -> No
     at = [axes.transData.transform(point) * inch for _, point in points]
     # Left, lower, right, upper edge of what is taken: points first, then texts.
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in at]
-    places = [(dx, dy) for dx in (4, -4) for dy in (-8, 1)]
-    places += [(dx, dy) for away in (1, 2, 3) for dx in (4, -4)
-               for dy in (-8 - 8 * away, 1 + 8 * away)]  # fmt: skip
+    places = [(dx, sign * (1 + 8 * away) - (8 if sign < 0 else 0)) for away in range(4)
+              for dx in (4, -4) for sign in (-1, 1)]  # fmt: skip
     for (text, point), (x, y) in zip(points, at, strict=True):
         width = 5.2 * len(text)
         for dx, dy in places:
             left, low = x + (dx if dx > 0 else dx - width), y + dy
-            box = (left, low, left + width, low + 7)
+            box = (left, low, left + width, low + 8)
             if not any(_meet(box, other) for other in taken):
                 break
         taken.append(box)

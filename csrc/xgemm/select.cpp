@@ -111,6 +111,12 @@ const TunedTime* least_of(const TunedProblem* problem, const Gemm& g, const Devi
   return nullptr;
 }
 
+// Whether the user has measured the row on this problem: then auto considers it, whatever it is.
+bool has_time(const TunedProblem* problem, const Stage& s, int row) {
+  return problem && std::any_of(problem->times.begin(), problem->times.end(),
+                                [&](const auto& t) { return t.stage == &s && t.row == row; });
+}
+
 // What came next after a candidate: of those that time decides among, the one of the least.
 std::string next_to(const Candidate& c, const std::vector<Candidate>& all) {
   const Candidate* next = nullptr;
@@ -258,8 +264,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   const bool some = its_time || !pick.stage || pick.stage->auto_choice;
   for (const Stage& s : all_) {
     const std::string why_not = refusal(s, g, device);
-    const char* broken = breaks(s, promise);
-    if (!broken && some && !s.auto_choice) broken = kNotForAuto;
+    const char* const broken = breaks(s, promise);
     const int by_name = row(s, g, device, strict, tuned);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
       std::string why_not_row = why_not;
@@ -273,6 +278,8 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
                       " bytes of workspace, there is memory for " + std::to_string(workspace);
       const bool able = why_not_row.empty();
       if (broken) why_not_row = broken;
+      else if (some && !s.auto_choice && !has_time(problem, s, static_cast<int>(i)))
+        why_not_row = kNotForAuto;
       choice.candidates.push_back({.stage = &s,
                                    .row = static_cast<int>(i),
                                    .why_not = why_not_row,

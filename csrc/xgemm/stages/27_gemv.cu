@@ -24,21 +24,20 @@ constexpr Tile tile(int rows, int width, int threads, int min_blocks, float rate
 constexpr Tile kTiles[] = {tile(1, 4, 128, 2, 1.5f), tile(1, 1, 256, 2, 1.4f),
                            tile(4, 4, 128, 2, 4.f)};
 
-// Of a warp.
-constexpr int columns_of(int row, bool along_k) { return along_k ? 32 : 32 * kTiles[row].TN; }
+constexpr int warp_columns(int row, bool along_k) { return along_k ? 32 : 32 * kTiles[row].TN; }
 constexpr int buffers_of(int row) { return kTiles[row].threads() == 128 ? 4 : 3; }
 
 template <int kRow, bool kB>  // whether B transposed is contiguous along k
 struct alignas(128) Warp {
   static constexpr int TM = kTiles[kRow].TM;
   std::conditional_t<kB, GemvRing<TM, buffers_of(kRow)>, char> ring;
-  float sums[kMostChains][TM * columns_of(kRow, kB)];
+  float sums[kMostChains][TM * warp_columns(kRow, kB)];
 };
 
 template <int kRow, bool kB>
 __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
     kernel(const GemvJob job) {
-  constexpr int TM = kTiles[kRow].TM, kColumns = columns_of(kRow, kB);
+  constexpr int TM = kTiles[kRow].TM, kColumns = warp_columns(kRow, kB);
   using One = Warp<kRow, kB>;
   XGEMM_SHARED_DYNAMIC(first, One);  // and so many as the block has warps
   One* const warps = &first;
@@ -88,8 +87,7 @@ __global__ void __launch_bounds__(kAddThreads) add(const GemvJob job) {
   add_chains<kWidth>(job);
 }
 
-// How a problem is run on a device: row `asked` of the table, but that its rings along k are too
-// much for some devices, where the first row has the same bits.
+// Row `asked`; the first, of the same bits, where a device has no room for its rings along k.
 struct Plan : GemvPlan {
   int row;
   bool along_k;
@@ -102,7 +100,7 @@ struct Plan : GemvPlan {
                           static_cast<int>(kTiles[1].threads() / 32 * sizeof(Warp<1, true>));
     row = fits ? asked : 0;
     const Tile& t = kTiles[row];
-    groups = ceil_div(g.m, t.TM) * ceil_div(g.n, columns_of(row, along_k));
+    groups = ceil_div(g.m, t.TM) * ceil_div(g.n, warp_columns(row, along_k));
     static_cast<GemvPlan&>(*this) = plan_gemv(g, t, groups, device, workspace);
   }
 };
