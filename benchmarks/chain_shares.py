@@ -1,4 +1,4 @@
-"""Measures into how many chains the strict product is best cut: what csrc/xgemm/chains.h fits.
+"""Measures into how many chains the strict product is best cut: what core/split_k.h fits.
 
     python benchmarks/chain_shares.py --measure shares.json --seconds 120    # on a GPU
     python benchmarks/chain_shares.py --show shares.json                     # anywhere
@@ -137,7 +137,7 @@ def measure(record: dict[str, Any], path: Path, seconds: float) -> bool:
 
 
 def show(record: dict[str, Any]) -> None:
-    """Print, for each problem, the best cut and what chains.h gives, beside torch.mm."""
+    """Print, for each problem, the best cut and what split_k.h gives, beside torch.mm."""
     problems = {p.label: p for p in shapes.suite()}
     ratios, lost = [], []
     for label, us in sorted(record["problems"].items()):

@@ -1,6 +1,6 @@
 """What ``auto`` estimates by: the fit of what the terms of a row's time cost.
 
-The terms themselves, and which rows may be taken, are the library's to say (csrc/xgemm/cost.h,
+The terms themselves, and which rows may be taken, are the library's to say (dispatch/cost.h,
 `xgemm_torch.contenders`). Here costs are found that fit measured times, and with which the rows of
 least estimated time are nearly the fastest. ``select_table.py`` reads records and writes the table.
 """

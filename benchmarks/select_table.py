@@ -1,4 +1,4 @@
-"""Writes what ``auto`` chooses by, csrc/xgemm/select_table.inc, from what was measured.
+"""Writes what ``auto`` chooses by, csrc/xgemm/dispatch/select_table.inc, from what was measured.
 
     python benchmarks/survey.py --json h200.json --suite --extras --seeds 101 102 103   # on a GPU
     python benchmarks/select_table.py h200.json        # anywhere; then build again
@@ -27,7 +27,7 @@ from torch import Tensor
 import xgemm_torch
 from xgemm_torch.contenders import Row, rows_of
 
-TABLE = Path(__file__).resolve().parent.parent / "csrc" / "xgemm" / "select_table.inc"
+TABLE = Path(__file__).resolve().parent.parent / "csrc/xgemm/dispatch/select_table.inc"
 FOLDS = 5
 
 

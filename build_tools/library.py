@@ -2,14 +2,15 @@
 
 ===========================  =============================================================
 csrc/xgemm/stages/NN_x.cu    g++ with the host SIMT flavour; nvcc, where there is one
-csrc/xgemm/host/*.cu         g++ with the host SIMT flavour
-csrc/xgemm/*.cpp, host/*.cpp g++
-csrc/xgemm/cuda/*.cu         nvcc, where there is one
+csrc/emulator/*.cu           g++ with the host SIMT flavour
+csrc/xgemm/*/*.cpp           g++
+csrc/emulator/*.cpp          g++
+csrc/xgemm/device/*.cu       nvcc, where there is one
 ===========================  =============================================================
 
 Kernels of the host flavour are compiled with ``-fsanitize=thread`` and never linked with it: the
 library brings its own answers to the calls that the option puts at each load and store, and finds
-races and stray accesses by them (csrc/xgemm/host/watch.cpp).
+races and stray accesses by them (csrc/emulator/watch.cpp).
 """
 
 from __future__ import annotations

@@ -57,8 +57,9 @@ def write(
         watched = flags.replace("-fsanitize=thread ", "") if name == "tsan" else flags
         # Under sanitizers all but the emulator is compiled for longer than it runs.
         quick = "-O1" if flags else ""
+        plain = f"{cpp} {watched} -DXGEMM_WITH_CUDA=0"
         units = [
-            (path, f"{cpp} {watched} {'' if 'host' in path.parts else quick} -DXGEMM_WITH_CUDA=0")
+            (path, plain if "emulator" in path.parts else f"{plain} {quick}")
             for path in plan.sources.cpp
         ]
         units += [(path, f"{cpp} {flags} {quick} -DXGEMM_WITH_CUDA=0") for path in mains]

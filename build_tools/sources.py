@@ -37,11 +37,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of csrc/xgemm, relative to the repository, by how they are compiled.
+    """The files of csrc but the binding, relative to the repository, by how they are compiled.
 
     Attributes:
         stages: Both flavours.
-        probes: The host flavour alone: the .cu files of csrc/xgemm/host.
+        probes: The host flavour alone: the .cu files of csrc/emulator.
         cpp: g++.
         cuda: nvcc, in builds with CUDA.
     """
@@ -60,14 +60,14 @@ def find(root: Path, wanted: tuple[str, ...] = ()) -> Sources:
     """
 
     def glob(pattern: str) -> tuple[Path, ...]:
-        return tuple(path.relative_to(root) for path in sorted(root.glob(f"csrc/xgemm/{pattern}")))
+        return tuple(path.relative_to(root) for path in sorted(root.glob(f"csrc/{pattern}")))
 
-    stages = tuple(_stage(root, path) for path in glob("stages/*.cu"))
+    stages = tuple(_stage(root, path) for path in glob("xgemm/stages/*.cu"))
     return Sources(
         stages=_choose(stages, wanted),
-        probes=glob("host/*.cu"),
-        cpp=glob("*.cpp") + glob("host/*.cpp"),
-        cuda=glob("cuda/*.cu"),
+        probes=glob("emulator/*.cu"),
+        cpp=glob("xgemm/*/*.cpp") + glob("emulator/*.cpp"),
+        cuda=glob("xgemm/device/*.cu"),
     )
 
 

@@ -36,41 +36,54 @@ PREDECESSOR = {
 
 # Headers that belong to a stage's code; the first has the main loop.
 HEADERS = {
-    "cp_async_pipelined": ("pipelined.h",),
-    "tma_specialized": ("specialized.h", "fetch.h", "ring.h", "chain_relay.h"),
-    "mma_fp16x3": ("mma_gemm.h", "parts_ring.h"),
-    "wgmma_fp16x3": ("wgmma_gemm.h",),
-    "wgmma_bf16x6": ("wgmma_gemm.h",),
-    "wgmma_narrow": (
-        "narrow_gemm.h",
-        "raw_slice.h",
-        "register_split.h",
-        "shares.h",
-        "cluster_sums.h",
+    "cp_async_pipelined": ("mainloop/multistage.h",),
+    "tma_specialized": (
+        "mainloop/warp_specialized.h",
+        "mainloop/producer.h",
+        "device/pipeline.h",
+        "mainloop/stream_k_fixup.h",
     ),
-    "split_k": ("pipelined.h", "chain_sums.h", "cluster_sums.h"),
-    "gemv": ("gemv.h", "gemv_plan.h", "chain_sums.h"),
-    "tma_split_k": ("specialized.h", "fetch.h", "chain_sums.h"),
-    "tma_gemv": ("gemv_stream.h", "gemv_teams.h", "raw_slice.h"),
-    "whole_k": ("whole_k.h",),
-    "wgmma_short": ("short_gemm.h", "raw_slice.h", "register_split.h"),
+    "mma_fp16x3": ("mainloop/emulated_mma.h", "mainloop/limb_ring.h"),
+    "wgmma_fp16x3": ("mainloop/emulated_wgmma.h",),
+    "wgmma_bf16x6": ("mainloop/emulated_wgmma.h",),
+    "wgmma_narrow": (
+        "mainloop/fused_emulated.h",
+        "device/copy/tma.h",
+        "emulation/register_limbs.h",
+        "mainloop/fused_split_k.h",
+        "epilogue/cluster_reduce.h",
+    ),
+    "split_k": ("mainloop/multistage.h", "epilogue/split_k_chains.h", "epilogue/cluster_reduce.h"),
+    "gemv": ("mainloop/gemv.h", "mainloop/gemv_plan.h", "epilogue/split_k_chains.h"),
+    "tma_split_k": (
+        "mainloop/warp_specialized.h",
+        "mainloop/producer.h",
+        "epilogue/split_k_chains.h",
+    ),
+    "tma_gemv": ("mainloop/gemv_tma.h", "mainloop/gemv_teams.h", "device/copy/tma.h"),
+    "whole_k": ("mainloop/small_tile.h",),
+    "wgmma_short": (
+        "mainloop/fused_emulated_short_k.h",
+        "device/copy/tma.h",
+        "emulation/register_limbs.h",
+    ),
 }
 
 # The function to read first, where a page's diff is too long to find it in, and its file: mostly
 # the main loop.
 CORES = {
-    "cp_async_pipelined": ("pipelined.h", "multiply_pipelined"),
-    "tma_specialized": ("specialized.h", "multiply_pieces"),
-    "mma_fp16x3": ("mma_gemm.h", "multiply_parts"),
-    "wgmma_fp16x3": ("wgmma_gemm.h", "wgmma_kernel"),
-    "wgmma_narrow": ("narrow_gemm.h", "multiply_share"),
+    "cp_async_pipelined": ("mainloop/multistage.h", "multiply_pipelined"),
+    "tma_specialized": ("mainloop/warp_specialized.h", "multiply_pieces"),
+    "mma_fp16x3": ("mainloop/emulated_mma.h", "multiply_parts"),
+    "wgmma_fp16x3": ("mainloop/emulated_wgmma.h", "wgmma_kernel"),
+    "wgmma_narrow": ("mainloop/fused_emulated.h", "multiply_share"),
     "split_k": ("26_split_k.cu", "kernel"),
-    "gemv": ("gemv.h", "add"),
+    "gemv": ("mainloop/gemv.h", "add"),
     "outer": ("28_outer.cu", "kernel"),
     "tma_split_k": ("29_tma_split_k.cu", "piece"),
-    "tma_gemv": ("gemv_stream.h", "multiply"),
-    "whole_k": ("whole_k.h", "multiply_whole_k"),
-    "wgmma_short": ("short_gemm.h", "multiply_tiles"),
+    "tma_gemv": ("mainloop/gemv_tma.h", "multiply"),
+    "whole_k": ("mainloop/small_tile.h", "multiply_whole_k"),
+    "wgmma_short": ("mainloop/fused_emulated_short_k.h", "multiply_tiles"),
 }
 
 # What the template arguments of the kernels say.
@@ -130,26 +143,26 @@ ORIGINS = {
 WORDS = (
     (
         "`View`",
-        "gemm.h",
+        "core/gemm.h",
         "an operand: a pointer and its strides, down a column, along a row, and from one matrix "
         "of a batch to the next. `g.a(i, k)` is an element, `transposed()` the same memory seen "
         "the other way",
     ),
     (
         "`Gemm`",
-        "gemm.h",
+        "core/gemm.h",
         "the problem: sizes, the views of A, B, C and D, alpha, beta, activation; `at(z)` is one "
         "matrix of the batch, `store` the epilogue",
     ),
     (
         "`kPadA`, `kPadB`",
-        "gemm.h",
+        "core/gemm.h",
         "what stands for elements outside A (-0) and B (+0): their product is -0, which changes "
         "no bit of a sum",
     ),
     (
         "`Tile`",
-        "tile.h",
+        "core/tile.h",
         "a block's tile of D, `BM` x `BN`, and its slices, `BK` deep; a warp's, `WM` x `WN`; a "
         "thread's, `TM` x `TN`; `buffers`: slices in shared memory at a time; `pad_a`, `pad_b`: "
         "floats that are added to a row against bank conflicts; `min_blocks`: blocks that must "
@@ -157,54 +170,54 @@ WORDS = (
     ),
     (
         "slice",
-        "copy.h",
+        "device/copy/gmem.h",
         "what a block has of A and B at a time: `BM` x `BK` and `BK` x `BN`; `slice_depth` is how "
         "much of K the slice at `k0` holds, less than `BK` at the end",
     ),
     (
         "`raster`, `Origin`",
-        "schedule.h",
+        "core/tile_scheduler.h",
         "which tile a block computes, as its first row and column: `group` rows of tiles are "
         "walked together, column by column, so that they share B in L2",
     ),
     (
         "`Loader`",
-        "copy.h",
+        "device/copy/gmem.h",
         "a thread's share of a slice: `fetch` loads it into registers, edges included, "
         "`store_rows` and `store_columns` put it into shared memory, row-major or K-major",
     ),
     (
         "`AsyncCopies`, `Ring`",
-        "copy_async.h",
+        "device/copy/cp_async.h",
         "the same by `cp.async`, past the registers; the slices in shared memory",
     ),
     (
         "`kA`, `kB`",
-        "launch.h",
+        "device/launch.h",
         "whether A, and B transposed, are contiguous along k; `launch_tiles_by_major` chooses the "
         "kernel of a template by them",
     ),
     (
         "fragment",
-        "fragment.h",
+        "device/fragment.h",
         "a thread's part of one k of a slice; `load_fragment` reads it, `outer_product` "
         "multiplies two of them, `Order` says in which order",
     ),
     (
         "`XGEMM_SHARED`",
-        "simt.h",
+        "device/platform.h",
         "shared memory, which the host flavour watches; `XGEMM_SHARED_DYNAMIC` where a launch "
         "says how much",
     ),
     (
         "`Context`",
-        "stage.h",
+        "core/stage.h",
         "what a launch needs beside the problem: the row of the tile table, the stream, the "
         "device, the workspace",
     ),
     (
         "`RingPlace`, `Piece`, job",
-        "ring.h",
+        "device/pipeline.h",
         "from rung 20 on: a stage of the ring and the parity of its barriers; a tile and the "
         "slices of it that a block computes; the list of pieces",
     ),
@@ -290,7 +303,7 @@ Four results a thread. Each element of one operand, once in a register, serves f
 reads of shared memory for a multiply-add fall from two towards one. A quarter of the threads do the
 same work.
 
-Three things of the code are new since the rung before, and stay. A `Loader` (`copy.h`) is a
+Three things of the code are new since the rung before, and stay. A `Loader` (`gmem.h`) is a
 thread's share of a slice: `fetch` loads it into registers and knows the operand's edges,
 `store_rows` and `store_columns` put it into shared memory. The template's two booleans say which
 way each operand is contiguous, so that lanes load neighbours in all four layouts; the launch

@@ -25,7 +25,7 @@ def example() -> str:
 
 
 STAGE = """// A stage that does not fit in.
-#include "xgemm/launch.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::NAME_RUNG {
 TILE
@@ -161,7 +161,8 @@ def compiled(tmp_path: Path, tiles: str) -> str:
     """What g++ says of a table of tiles; nothing if it takes it."""
     source = tmp_path / "table.cpp"
     source.write_text(
-        f'#include "xgemm/tile.h"\nnamespace xgemm {{\nconstexpr Tile kTiles[] = {{{tiles}}};\n}}\n'
+        '#include "xgemm/core/tile.h"\n'
+        f"namespace xgemm {{\nconstexpr Tile kTiles[] = {{{tiles}}};\n}}\n"
     )
     done = subprocess.run(
         ["g++", "-std=c++20", "-I", str(ROOT / "csrc"), "-fsyntax-only", str(source)],
@@ -180,7 +181,7 @@ def test_an_illegal_tile_does_not_compile(tmp_path):
     for tile, rule in RULES.items():
         said = compiled(tmp_path, f"{legal}, {{{tile}}}")
         assert "illegal_tile" in said and rule in said, (tile, said)
-    # Changed after it was made, as specialized.h does.
+    # Changed after it was made, as warp_specialized.h does.
     for rows, rule in ((16, ""), (64, "1024 threads at most"), (0, "are positive")):
         changed = f"[] {{ Tile t = {legal}; t.BM = {rows}; return t.checked(); }}()"
         said = compiled(tmp_path, changed)

@@ -272,7 +272,7 @@ def test_choosing_a_stage_that_there_is_not():
 # --- a small tree of its own ----------------------------------------------------------------------
 
 STAGE = """// The idea of {name}.
-{directive}#include "xgemm/common.h"
+{directive}#include "xgemm/core/common.h"
 namespace xgemm::XGEMM_FLAVOUR::{name} {{
 #ifdef __CUDACC__
 __global__ void kernel(float* p) {{ p[threadIdx.x] = kOne; }}
@@ -288,11 +288,14 @@ class Tree:
     def __init__(self, root, cuda):
         self.root = root
         self.cuda = cuda
-        self.write("csrc/xgemm/common.h", "#pragma once\ninline constexpr float kOne = 1.f;\n")
+        self.write("csrc/xgemm/core/common.h", "#pragma once\ninline constexpr float kOne = 1.f;\n")
         self.write("csrc/xgemm/stages/01_any.cu", STAGE.format(name="any", directive=""))
         hopper = STAGE.format(name="hopper", directive="// arch: sm_90a\n")
         self.write("csrc/xgemm/stages/02_hopper.cu", hopper)
-        self.write("csrc/xgemm/plain.cpp", '#include "xgemm/common.h"\nfloat two() { return 2; }\n')
+        self.write(
+            "csrc/xgemm/core/plain.cpp",
+            '#include "xgemm/core/common.h"\nfloat two() { return 2; }\n',
+        )
         self.plan = self.make()
         library.compile_objects(self.plan)
 
@@ -346,7 +349,7 @@ def test_an_edit_of_one_stage_rebuilds_that_stage(tree):
 
 def test_an_edit_of_a_header_rebuilds_what_includes_it(tree):
     settle(tree)
-    tree.touch("csrc/xgemm/common.h")
+    tree.touch("csrc/xgemm/core/common.h")
     flavours = ["cuda", "host"] if tree.cuda else ["host"]
     stages = [f"{flavour}/{n}.o" for flavour in flavours for n in ("01_any", "02_hopper")]
     assert tree.pending() == sorted([*stages, "cpp/plain.o"])

@@ -98,7 +98,7 @@ def halves_of(weight: Tensor) -> int:
 
 
 def same_values(parts: Tensor, weight: Tensor) -> bool:
-    """Whether fp16 parts and scales (csrc/xgemm/split.h, certificate.h) are of this weight."""
+    """Whether fp16 parts and scales (csrc/xgemm/emulation) are of this weight."""
     rows, k = weight.shape
     size = halves_of(weight)
     halves = parts[:size].view(torch.float16).reshape(rows, -1, 2, 32).double()

@@ -1,4 +1,4 @@
-"""Tiles that make no whole rounds are shared out along K among all clusters (relay.h).
+"""Tiles that make no whole rounds are shared out along K among all clusters (stream_k.h).
 
 The host flavour stands for GPUs of few multiprocessors, so that small problems are shared out.
 First those whose sums are added up; then strict ones, where a chain goes on in another block.
@@ -14,7 +14,7 @@ from test_stages import run
 import xgemm_torch
 from xgemm_torch import _C, accuracy, simt
 
-# Those of wgmma_gemm.h, whose grids are persistent.
+# Those of emulated_wgmma.h, whose grids are persistent.
 STAGES = {
     s.name: s for s in xgemm_torch.stages() if not s.strict and any(t.by_tma for t in s.tiles)
 }
@@ -30,7 +30,7 @@ def few(stage: str, row: int) -> int:
     return 3 * STAGES[stage].tiles[row].cluster
 
 
-def shared_out(header: str = "wgmma_gemm.h") -> bool:
+def shared_out(header: str = "emulated_wgmma.h") -> bool:
     """Whether some block has left sums for another since the sites were forgotten."""
     return any(site.startswith(f"{header}:") for site in simt.sites("signal"))
 
@@ -144,7 +144,7 @@ def test_a_chain_goes_on(stage, row, layout, order):
     _C.simt_forget_sites()
     with simt.configure(row=row, sm_count=FEW, order=order):
         got = run(stage, a, b, **flags)
-    assert shared_out("chain_relay.h")
+    assert shared_out("stream_k_fixup.h")
     assert same_bits(got, chain(a, b, layout))
 
 
@@ -176,7 +176,7 @@ def test_chains_of_a_batch(stage, row, batch, layout):
     _C.simt_forget_sites()
     with simt.configure(row=row, sm_count=FEW):
         got = run(stage, a, b, **flags)
-    assert shared_out("chain_relay.h")
+    assert shared_out("stream_k_fixup.h")
     left, above = a.expand(7, *a.shape[-2:]), b.expand(7, *b.shape[-2:])
     assert all(same_bits(got[z], chain(left[z], above[z], layout)) for z in range(7))
 
@@ -192,7 +192,7 @@ def test_who_ends_a_chain_has_the_epilogue(stage, row, activation):
     _C.simt_forget_sites()
     with simt.configure(row=row, sm_count=FEW):
         assert same_bits(run(stage, a, b, c, **options), whole)
-    assert shared_out("chain_relay.h")
+    assert shared_out("stream_k_fixup.h")
 
 
 @on_every_chain
@@ -209,7 +209,7 @@ def test_chains_that_are_left_whole(stage, row):
         _C.simt_forget_sites()
         with simt.configure(row=row, sm_count=FEW):
             assert same_bits(run(stage, a, b), chain(a, b))
-        assert not shared_out("chain_relay.h")
+        assert not shared_out("stream_k_fixup.h")
 
 
 @pytest.mark.parametrize("stage", CHAINS)

@@ -208,8 +208,8 @@ def test_seeds_are_left_out_as_a_whole(model, tool, shapes, monkeypatch):
 
 PROGRAM = """
 #include <cstdio>
-#include "xgemm/chains.h"
-#include "xgemm/select.h"
+#include "xgemm/core/split_k.h"
+#include "xgemm/dispatch/select.h"
 using namespace xgemm;
 int main() {
   std::vector<Stage> all(STAGES);
@@ -257,7 +257,8 @@ def compiled(table, rows, folder):
     flags.append(f'-DXGEMM_SELECT_TABLE="{folder / "table.inc"}"')
     sources = [
         folder / "main.cpp",
-        *(ROOT / "csrc/xgemm" / f for f in ("select.cpp", "stage.cpp", "tuned.cpp")),
+        ROOT / "csrc/xgemm/core/stage.cpp",
+        *(ROOT / "csrc/xgemm/dispatch" / f for f in ("select.cpp", "tuned.cpp")),
     ]
     subprocess.run(["g++", *flags, *map(str, sources), "-o", folder / "choose"], check=True)
     return folder / "choose"
@@ -414,7 +415,7 @@ def test_measuring_needs_a_gpu(survey, tmp_path):
 
 def test_the_table_of_this_build_knows_its_stages():
     """A measured table speaks of stages whose files there are; an empty one says that it is."""
-    text = (ROOT / "csrc/xgemm/select_table.inc").read_text()
+    text = (ROOT / "csrc/xgemm/dispatch/select_table.inc").read_text()
     named = re.findall(r'^    \{"(\w+)"', text, re.M)
     files = {path.stem.partition("_")[2] for path in (ROOT / "csrc/xgemm/stages").glob("*.cu")}
     assert set(named) <= files

@@ -17,7 +17,7 @@ import xgemm_torch
 from xgemm_torch import _C, simt
 
 STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
-PROBES = sorted((STAGE_FILES.parent / "host").glob("probes*.cu"))
+PROBES = sorted((STAGE_FILES.parents[1] / "emulator").glob("probes*.cu"))
 PLACE = r"[\w.]+\.(cu|h):\d+"
 CAUGHT = (
     "race on (shared|global) memory|uninitialised|unfinished (copy|wgmma)|overwritten|deadlock"
@@ -184,8 +184,8 @@ SITES = {site: kind for site, kind in IN_STAGES.items() if kind != "launch wait"
 # Kernels that several stages share are in headers; an instruction's own header is none of those.
 HEADER_SITES = {
     site: kind
-    for path in sorted(STAGE_FILES.parent.glob("*.h"))
-    if not path.name.startswith("ptx")
+    for path in sorted(STAGE_FILES.parent.rglob("*.h"))
+    if path.parent.name != "ptx"
     for site, kind in sites_in(path).items()
 } | {site: kind for site, kind in IN_STAGES.items() if kind == "launch wait"}
 
@@ -468,7 +468,7 @@ def test_every_site_is_needed(site, layout, order):
             with pytest.raises(RuntimeError, match=CAUGHT) as error:
                 xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
         # split_k's blocks read each other's shared memory in a header.
-        header = stage.name == "split_k" and "cluster_sums.h:" in str(error.value)
+        header = stage.name == "split_k" and "cluster_reduce.h:" in str(error.value)
         assert file in str(error.value) or header
 
 
@@ -559,7 +559,7 @@ def test_two_threads_at_once():
 
 
 def test_stages_hold_no_launch_syntax_and_no_cuda_of_their_own():
-    """What only one flavour has belongs to simt.h and ptx.h."""
+    """What only one flavour has belongs to platform.h and base.h."""
     for path in STAGE_FILES.glob("*.cu"):
         text = path.read_text()
         for word in ("<<<", "asm", "__CUDA_ARCH__", "__CUDACC__", "__shared__", "cuda_runtime"):

@@ -185,7 +185,7 @@ def with_copies(call):
     _C.simt_forget_sites()
     result = call()
     sites = simt.sites("launch wait")
-    return result, any(site.startswith("aligned_copy.h:") for site in sites)
+    return result, any(site.startswith("aligned.h:") for site in sites)
 
 
 @pytest.mark.parametrize("stage", [name for name in COPIES if name in problems.STAGES])

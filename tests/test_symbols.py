@@ -13,7 +13,12 @@ from build_tools.settings import ROOT
 
 MODULE = Path(xgemm_torch._C.__file__)
 CSRC = ROOT / "csrc"
-TORCH_FREE = sorted(p for p in (CSRC / "xgemm").rglob("*") if p.suffix in (".h", ".cpp", ".cu"))
+TORCH_FREE = sorted(
+    p
+    for room in ("xgemm", "emulator")
+    for p in (CSRC / room).rglob("*")
+    if p.suffix in (".h", ".cpp", ".cu")
+)
 BINDING = sorted(p for p in (CSRC / "torch").rglob("*") if p.suffix in (".h", ".cpp"))
 
 binutils = pytest.mark.skipif(
@@ -117,13 +122,13 @@ def test_the_binding_has_no_kernel_and_only_stable_headers(path):
     assert not unstable
 
 
-ASSEMBLY = ("ptx.h", "ptx_hopper.h", "ptx_mma.h", "half.h")
-"""The files that are for it: one instruction, one function. The host flavour's fibers have some."""
+ASSEMBLY = [*(CSRC / "xgemm" / "device" / "ptx").glob("*.h"), CSRC / "xgemm" / "device" / "half.h"]
+"""The files that are for it: one instruction, one function. The emulator's fibers have some."""
 
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in TORCH_FREE if p.name not in ASSEMBLY and p.parent.name != "host"],
+    [p for p in TORCH_FREE if p not in ASSEMBLY and p.parent.name != "emulator"],
     ids=lambda path: path.name,
 )
 def test_assembly_has_its_place(path):

@@ -539,8 +539,8 @@ def test_threads_choose_while_others_load(file):
 RACE = """
 #include <cstdio>
 #include <thread>
-#include "xgemm/select.h"
-#include "xgemm/tuned_cache.h"
+#include "xgemm/dispatch/select.h"
+#include "xgemm/dispatch/tuned_cache.h"
 using namespace xgemm;
 static const Tile kTile{.BM = 32, .BN = 32, .BK = 1, .buffers = 0};
 static void run(const Gemm&, const Context&) {}
@@ -586,7 +586,9 @@ def test_threads_under_the_sanitizer(file, tmp_path):
     )
     (tmp_path / "main.cpp").write_text(RACE)
     (tmp_path / "table.inc").write_text("static const Table table{};")
-    sources = ("select.cpp", "stage.cpp", "tuned.cpp", "tuned_cache.cpp")
+    sources = (
+        "core/stage.cpp", "dispatch/select.cpp", "dispatch/tuned.cpp", "dispatch/tuned_cache.cpp"
+    )  # fmt: skip
     command = [
         "g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{ROOT / 'csrc'}",
         f'-DXGEMM_SELECT_TABLE="{tmp_path / "table.inc"}"', tmp_path / "main.cpp",

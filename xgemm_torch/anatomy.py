@@ -317,7 +317,7 @@ def _joined(first: Words, second: Words) -> Words:
 def _of_parts(copies: Words, tile: Tile, parts: int, k: int) -> Words:
     """Give copies from the workspace the elements whose parts they bring.
 
-    Each operand lies there as [row][k / BK][part][BK], of two bytes (csrc/xgemm/split.h), and A's
+    Each operand lies there as [row][k / BK][part][BK], of two bytes (emulation/limbs.h), and A's
     slice before B's in a buffer: all of A's buffers come first in shared memory.
     """
     of_b = copies.word >= tile.buffers * tile.BM * tile.BK * parts // 2

@@ -1,7 +1,7 @@
 """Pictures of stages that multiply parts: a float in parts, and a ring of slices over time.
 
-The parts are those of a number, split here as csrc/xgemm/split_kernel.h splits it. The ring is not
-traced: it is the order that csrc/xgemm/wgmma_gemm.h keeps, with the stage's own numbers.
+The parts are those of a number, split here as emulation/decompose.h splits it. The ring is not
+traced: it is the order that mainloop/emulated_wgmma.h keeps, with the stage's own numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def available(drawn: Anatomy) -> list[tuple[str, str]]:
     """Names and titles of the pictures that a stage has."""
     if not drawn.parts:
         return []
-    # The ring is wgmma_gemm.h's, which has threads that only fetch.
+    # The ring is emulated_wgmma.h's, which has threads that only fetch.
     names = [PARTS, RING] if drawn.tile.by_tma else [PARTS]
     return [(name, TITLES[name].format(parts=drawn.parts)) for name in names]
 

@@ -73,7 +73,7 @@ _RANGES = {
     "sm_count": (1, 2**31 - 1),
     "share": (-1, 2**63 - 1),
 }
-_SHARE_STEP = 32  # as in csrc/xgemm/chains.h
+_SHARE_STEP = 32  # as in csrc/xgemm/core/split_k.h
 
 
 def _refuse(changes: dict[str, Any]) -> None:
@@ -233,7 +233,7 @@ class Place:
 
     Attributes:
         at: the line of the stage, "15_vec4_128x128.cu:57".
-        via: the line of the header that the stage calls there, "copy.h:13", or "".
+        via: the line of the header that the stage calls there, "gmem.h:13", or "".
     """
 
     at: str

@@ -8,13 +8,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "emulator/simt_control.h"
 #include "ops.h"
-#include "xgemm/chains.h"
-#include "xgemm/cost.h"
-#include "xgemm/host/simt_control.h"
-#include "xgemm/recompute_counter.h"
-#include "xgemm/select.h"
-#include "xgemm/tuned_cache.h"
+#include "xgemm/core/split_k.h"
+#include "xgemm/dispatch/cost.h"
+#include "xgemm/dispatch/overrides.h"
+#include "xgemm/dispatch/select.h"
+#include "xgemm/dispatch/tuned_cache.h"
+#include "xgemm/emulation/recompute_counter.h"
 #if __has_include("xgemm_build_info.h")
 #include "xgemm_build_info.h"
 #else
@@ -298,7 +299,7 @@ struct Described {
     g.m = m, g.n = n, g.k = k, g.batch = batch;
     g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, a_bs};
     g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, b_bs};
-    g.share = simt::share_of(g);
+    g.share = share_of(g);
     return g;
   }
   Device device() const { return {.sm = sm, .sm_count = sms}; }
@@ -356,7 +357,7 @@ PyObject* py_chain_share(PyObject*, PyObject* args) {
       throw std::invalid_argument("chain_share: sizes must not be negative");
     Gemm g;
     g.m = m, g.n = n, g.k = k, g.batch = batch;
-    return PyLong_FromLongLong(simt::share_of(g));
+    return PyLong_FromLongLong(share_of(g));
   });
 }
 

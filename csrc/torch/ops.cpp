@@ -17,16 +17,17 @@
 #include <stdexcept>
 #include <string>
 
-#include "xgemm/chains.h"
-#include "xgemm/host/chain.h"
-#include "xgemm/host/simt_control.h"
-#include "xgemm/recent.h"
-#include "xgemm/recompute_counter.h"
-#include "xgemm/schedule.h"
-#include "xgemm/select.h"
-#include "xgemm/tuned_cache.h"
+#include "emulator/simt_control.h"
+#include "xgemm/core/split_k.h"
+#include "xgemm/core/tile_scheduler.h"
+#include "xgemm/dispatch/overrides.h"
+#include "xgemm/dispatch/recent.h"
+#include "xgemm/dispatch/select.h"
+#include "xgemm/dispatch/tuned_cache.h"
+#include "xgemm/emulation/recompute_counter.h"
+#include "xgemm/reference/ieee.h"
 #if XGEMM_WITH_CUDA
-#include "xgemm/cuda/device.h"
+#include "xgemm/device/device.h"
 
 // In libtorch_cuda, which a CPU build of torch lacks: weak, so that the library loads there all the
 // same.
@@ -275,7 +276,7 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.b = view(x.b, b, x.trans_b);
   // What auto takes for "fp32" makes one chain, or none, or several that are as finite as one.
   const bool chosen = x.precision != "ieee" && x.kernel == "auto" && op == "sgemm";
-  if (!chosen || is_narrow(g.m, g.n)) g.share = simt::share_of(g);
+  if (!chosen || is_narrow(g.m, g.n)) g.share = share_of(g);
   g.as_one = x.precision == "fp32";
   g.alpha = factor(op, "alpha", x.alpha);
   g.beta = factor(op, "beta", x.beta);
@@ -413,7 +414,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
   Pick pick{asked};
   if (asked) {
     require(*asked, g, context.device);
-    pick.row = simt::forced_row(*asked, context.device);
+    pick.row = forced_row(*asked, context.device);
     if (pick.row < 0) pick.row = selector.row(*asked, g, context.device, strict, here());
   } else {
     pick = choose(kAnyWorkspace);

@@ -1,9 +1,10 @@
-// Which operands are copied to aligned rows, and where: aligned_copy.h.
+// Which operands are copied to aligned rows, and where: aligned.h.
+#include "xgemm/device/copy/aligned.h"
+
 #include <cstdint>
 #include <string>
 
 #include "check.h"
-#include "xgemm/aligned_copy.h"
 
 namespace xgemm {
 namespace {

@@ -8,12 +8,12 @@
 #include <random>
 
 #include "check.h"
-#include "xgemm/cost.h"
-#include "xgemm/limits.h"
-#include "xgemm/recent.h"
-#include "xgemm/schedule.h"
-#include "xgemm/select.h"
-#include "xgemm/tuned.h"
+#include "xgemm/core/limits.h"
+#include "xgemm/core/tile_scheduler.h"
+#include "xgemm/dispatch/cost.h"
+#include "xgemm/dispatch/recent.h"
+#include "xgemm/dispatch/select.h"
+#include "xgemm/dispatch/tuned.h"
 
 namespace xgemm {
 namespace {

@@ -16,13 +16,14 @@
 #include <vector>
 
 #include "check.h"
-#include "xgemm/host/block.h"
-#include "xgemm/host/chain.h"
-#include "xgemm/host/simt_control.h"
-#include "xgemm/launch.h"
-#include "xgemm/schedule.h"
-#include "xgemm/select.h"
-#include "xgemm/tensor_map.h"
+#include "emulator/block.h"
+#include "emulator/simt_control.h"
+#include "xgemm/core/tile_scheduler.h"
+#include "xgemm/device/launch.h"
+#include "xgemm/device/tensor_map.h"
+#include "xgemm/dispatch/overrides.h"
+#include "xgemm/dispatch/select.h"
+#include "xgemm/reference/ieee.h"
 
 namespace xgemm {
 namespace {
@@ -349,10 +350,10 @@ void test_rows() {
   std::vector<Stage> large = {Rows::stage()};
   large[0].tiles[0].buffers = 256;  // more than the 99 KiB of a block on sm_86
   simt::configure({.row = 0});
-  expect(throws([&] { simt::forced_row(large[0], {.sm = 86, .sm_count = 84}); },
+  expect(throws([&] { forced_row(large[0], {.sm = 86, .sm_count = 84}); },
                 "bytes of shared memory a block, this device has 101376"),
          "a row that the device has no room for");
-  expect(simt::forced_row(large[0], {}) == 0, "the host flavour has room for all");
+  expect(forced_row(large[0], {}) == 0, "the host flavour has room for all");
   simt::configure({});
   simt::run_watched(all[0], p.g);
   expect(Rows::ran == selector.row(all[0], p.g, {}), "the host flavour takes the chosen row");
@@ -474,7 +475,7 @@ void test_detectors() {
           return throws([&] { result(p, [&](const Gemm& g) { simt::run_watched(s, g); }); }, part);
         };
         // split_k's blocks read each other's shared memory in a header.
-        const bool found = names(file) || (s.name == "split_k" && names("cluster_sums.h:"));
+        const bool found = names(file) || (s.name == "split_k" && names("cluster_reduce.h:"));
         expect(found, std::string(simt::kSync[static_cast<int>(kind)]) + " " + place + " deleted");
       }
     }

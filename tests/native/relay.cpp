@@ -1,12 +1,11 @@
-// How tiles are shared out along K: the pure functions of relay.h, walked exhaustively.
-#include "xgemm/relay.h"
-
+// How tiles are shared out along K: the pure functions of stream_k.h, walked exhaustively.
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "xgemm/core/stream_k.h"
 
 namespace xgemm {
 namespace {

@@ -1,7 +1,5 @@
-// What the split says of rows, when their products may stand, and where parts lie: split_rows.h,
-// certificate.h, split.h.
-#include "xgemm/split.h"
-
+// What the split says of rows, when their products may stand, and where parts lie:
+// decompose_rows.h, certificate.h, limbs.h.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -10,7 +8,8 @@
 #include <vector>
 
 #include "check.h"
-#include "xgemm/recompute.h"
+#include "xgemm/emulation/limbs.h"
+#include "xgemm/mainloop/recompute.h"
 
 namespace xgemm {
 namespace {

@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "check.h"
-#include "xgemm/tuned_cache.h"
+#include "xgemm/dispatch/tuned_cache.h"
 
 namespace xgemm {
 namespace {

@@ -1,6 +1,6 @@
 // One thread, one element of C; neighbouring threads walk down a column, so their loads of A and
 // stores to C are apart.
-#include "xgemm/launch.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::naive {
 

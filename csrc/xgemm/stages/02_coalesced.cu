@@ -1,6 +1,6 @@
 // The same with threadIdx.x along a row of C: a warp reads 32 neighbours of B and writes 32
 // neighbours of C at once.
-#include "xgemm/launch.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::coalesced {
 

@@ -1,6 +1,6 @@
 // A thread computes V x V elements from gmem, dot product by dot product: an element of A, read
 // once, serves V products, an element of B one.
-#include "xgemm/launch.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::thread_tile_dot {
 

@@ -1,6 +1,6 @@
 // The same V x V elements by outer products: V elements of A and V of B, read once into registers,
 // serve V * V products.
-#include "xgemm/launch.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::thread_tile_outer {
 

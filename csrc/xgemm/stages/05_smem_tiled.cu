@@ -1,7 +1,7 @@
 // A block stages a 32 x 32 slice of A and of B in shared memory: each element leaves gmem once for
 // 32 uses.
-#include "xgemm/copy.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::smem_tiled {
 

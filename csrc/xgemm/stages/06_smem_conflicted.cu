@@ -1,7 +1,7 @@
 // smem_tiled with B's slice lying column by column: 32 lanes, 32 floats apart, all hit one bank,
 // when they store and when they read. Slow on purpose.
-#include "xgemm/copy.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::smem_conflicted {
 

@@ -1,7 +1,7 @@
 // smem_conflicted with one-dimensional threads: the row is a quotient of one index, the column its
 // remainder. The conflicts stay, and so does the speed.
-#include "xgemm/copy.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::smem_conflicted_1d {
 

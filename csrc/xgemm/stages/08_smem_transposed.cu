@@ -1,7 +1,7 @@
 // One operand transposed on its way into shared memory: A's slice lies K-major, all reads are free
 // of conflicts. Lanes that load along k still store to one bank.
-#include "xgemm/copy.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::smem_transposed {
 

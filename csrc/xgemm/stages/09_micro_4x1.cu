@@ -1,7 +1,7 @@
 // A thread computes four elements: one of A, read once into a register, serves four products with
 // neighbours of B.
-#include "xgemm/copy.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::micro_4x1 {
 

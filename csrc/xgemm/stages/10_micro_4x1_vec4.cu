@@ -1,7 +1,7 @@
 // The same four elements a thread with 16-byte accesses: gmem loads, stores to shared memory,
 // stores of C.
-#include "xgemm/copy.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::micro_4x1_vec4 {
 

@@ -1,7 +1,7 @@
 // A thread computes a column of TM = 8 elements: one element of B, read once into a register,
 // serves eight products.
-#include "xgemm/copy.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::block_tile_1d {
 

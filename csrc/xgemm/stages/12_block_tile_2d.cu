@@ -1,8 +1,8 @@
 // A thread computes TM x TN = 8 x 8 elements from 8 + 8 fragments in registers: 64 products for 16
 // reads of shared memory.
-#include "xgemm/copy.h"
-#include "xgemm/fragment.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/fragment.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::block_tile_2d {
 

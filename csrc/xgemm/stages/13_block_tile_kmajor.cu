@@ -1,8 +1,8 @@
 // Both shared tiles K-major, [BK][BM] and [BK][BN], filled by one generic loop of all threads: what
 // is read together lies together.
-#include "xgemm/copy.h"
-#include "xgemm/fragment.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/fragment.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::block_tile_kmajor {
 

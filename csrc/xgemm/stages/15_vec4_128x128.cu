@@ -1,8 +1,8 @@
 // The same tile with 16-byte accesses everywhere: gmem loads, fragments (both slices K-major in
 // smem), stores of C.
-#include "xgemm/copy.h"
-#include "xgemm/fragment.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/fragment.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::vec4_128x128 {
 

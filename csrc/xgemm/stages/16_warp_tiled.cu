@@ -1,8 +1,8 @@
 // The block's tile is cut into warp tiles of 32 x 64: a warp's lanes share rows and columns, so
 // that it reads less of shared memory for its products.
-#include "xgemm/copy.h"
-#include "xgemm/fragment.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/fragment.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::warp_tiled {
 

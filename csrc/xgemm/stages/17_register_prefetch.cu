@@ -1,8 +1,8 @@
 // The next slice is fetched into registers before this one is multiplied, and so are the fragments
 // of the next k: loads and products overlap within a thread.
-#include "xgemm/copy.h"
-#include "xgemm/fragment.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/fragment.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::register_prefetch {
 

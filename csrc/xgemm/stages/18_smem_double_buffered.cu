@@ -1,8 +1,8 @@
 // Two shared buffers: the next slice is stored into one while the other is read, and a slice costs
 // one barrier instead of two.
-#include "xgemm/copy.h"
-#include "xgemm/fragment.h"
-#include "xgemm/launch.h"
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/fragment.h"
+#include "xgemm/device/launch.h"
 
 namespace xgemm::XGEMM_FLAVOUR::smem_double_buffered {
 

@@ -3,9 +3,9 @@
 #include <iterator>
 #include <utility>
 
-#include "xgemm/aligned_copy.h"
-#include "xgemm/launch.h"
-#include "xgemm/pipelined.h"
+#include "xgemm/device/copy/aligned.h"
+#include "xgemm/device/launch.h"
+#include "xgemm/mainloop/multistage.h"
 
 namespace xgemm::XGEMM_FLAVOUR::cp_async_pipelined {
 

@@ -6,8 +6,8 @@
 #include <iterator>
 #include <type_traits>
 
-#include "xgemm/aligned_copy.h"
-#include "xgemm/specialized.h"
+#include "xgemm/device/copy/aligned.h"
+#include "xgemm/mainloop/warp_specialized.h"
 
 namespace xgemm::XGEMM_FLAVOUR::tma_specialized {
 

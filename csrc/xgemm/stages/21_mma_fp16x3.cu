@@ -4,9 +4,9 @@
 #include <iterator>
 #include <utility>
 
-#include "xgemm/mma_gemm.h"
-#include "xgemm/recompute.h"
-#include "xgemm/unscale.h"
+#include "xgemm/epilogue/emulated.h"
+#include "xgemm/mainloop/emulated_mma.h"
+#include "xgemm/mainloop/recompute.h"
 
 namespace xgemm::XGEMM_FLAVOUR::mma_fp16x3 {
 

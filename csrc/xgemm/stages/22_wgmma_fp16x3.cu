@@ -6,7 +6,7 @@
 
 #include <iterator>
 
-#include "xgemm/wgmma_gemm.h"
+#include "xgemm/mainloop/emulated_wgmma.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3 {
 

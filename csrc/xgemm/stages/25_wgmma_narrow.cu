@@ -5,7 +5,7 @@
 
 #include <iterator>
 
-#include "xgemm/narrow_epilogue.h"
+#include "xgemm/mainloop/fused_epilogue.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow {
 

@@ -5,11 +5,11 @@
 #include <iterator>
 #include <utility>
 
-#include "xgemm/aligned_copy.h"
-#include "xgemm/chain_sums.h"
-#include "xgemm/cluster_sums.h"
-#include "xgemm/pipelined.h"
-#include "xgemm/ptx_hopper.h"
+#include "xgemm/device/copy/aligned.h"
+#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/epilogue/cluster_reduce.h"
+#include "xgemm/epilogue/split_k_chains.h"
+#include "xgemm/mainloop/multistage.h"
 
 namespace xgemm::XGEMM_FLAVOUR::split_k {
 

@@ -2,10 +2,10 @@
 // with several slices on their way. The chains of an element meet in a cluster's shared memory.
 #include <iterator>
 
-#include "xgemm/gemv.h"
-#include "xgemm/gemv_plan.h"
-#include "xgemm/limits.h"
-#include "xgemm/ptx_hopper.h"
+#include "xgemm/core/limits.h"
+#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/mainloop/gemv.h"
+#include "xgemm/mainloop/gemv_plan.h"
 
 namespace xgemm::XGEMM_FLAVOUR::gemv {
 

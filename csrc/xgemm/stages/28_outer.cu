@@ -2,9 +2,9 @@
 // are on their way to memory at a time.
 #include <iterator>
 
-#include "xgemm/launch.h"
-#include "xgemm/ptx_hopper.h"
-#include "xgemm/short_k.h"
+#include "xgemm/device/launch.h"
+#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/mainloop/rank_k.h"
 
 namespace xgemm::XGEMM_FLAVOUR::outer {
 

@@ -5,9 +5,9 @@
 
 #include <iterator>
 
-#include "xgemm/aligned_copy.h"
-#include "xgemm/chain_sums.h"
-#include "xgemm/specialized.h"
+#include "xgemm/device/copy/aligned.h"
+#include "xgemm/epilogue/split_k_chains.h"
+#include "xgemm/mainloop/warp_specialized.h"
 
 namespace xgemm::XGEMM_FLAVOUR::tma_split_k {
 

@@ -6,8 +6,8 @@
 #include <iterator>
 #include <utility>
 
-#include "xgemm/gemv_stream.h"
-#include "xgemm/gemv_teams.h"
+#include "xgemm/mainloop/gemv_teams.h"
+#include "xgemm/mainloop/gemv_tma.h"
 
 namespace xgemm::XGEMM_FLAVOUR::tma_gemv {
 

@@ -3,9 +3,9 @@
 #include <iterator>
 #include <utility>
 
-#include "xgemm/aligned_copy.h"
-#include "xgemm/launch.h"
-#include "xgemm/whole_k.h"
+#include "xgemm/device/copy/aligned.h"
+#include "xgemm/device/launch.h"
+#include "xgemm/mainloop/small_tile.h"
 
 namespace xgemm::XGEMM_FLAVOUR::whole_k {
 

@@ -5,7 +5,7 @@
 
 #include <iterator>
 
-#include "xgemm/short_gemm.h"
+#include "xgemm/mainloop/fused_emulated_short_k.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_short {
 

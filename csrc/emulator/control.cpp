@@ -1,0 +1,126 @@
+// What tests and users set and ask: settings, the sites that have run, a stage under watch.
+#include <cstring>
+#include <mutex>
+#include <set>
+
+#include "emulator/machine.h"
+#include "emulator/simt_control.h"
+#include "xgemm/dispatch/overrides.h"
+#include "xgemm/dispatch/select.h"
+#include "xgemm/emulation/recompute_counter.h"
+
+namespace xgemm::simt {
+namespace {
+
+std::mutex control;
+Settings current;
+
+std::set<std::pair<std::string, Sync>> seen;   // places, as sites() tells them
+std::set<std::string> known;  // places, never forgotten
+
+// What a stage may touch. Without a result to compute it packs B.
+std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& context) {
+  std::vector<Operand> all;
+  const bool packs = g.m == 0;
+  if (context.packed_b) {
+    const auto floats = static_cast<int64_t>(stage.packed_bytes(g) / 4);
+    all.emplace_back("packed B", context.packed_b, packs, std::vector<Operand::Axis>{{1, floats}});
+  }
+  if (!packs)
+    all.emplace_back("A", g.a.data, false,
+                     std::vector<Operand::Axis>{{g.a.bs, g.batch}, {g.a.rs, g.m}, {g.a.cs, g.k}});
+  all.emplace_back("B", g.b.data, false,
+                   std::vector<Operand::Axis>{{g.b.bs, g.batch}, {g.b.rs, g.k}, {g.b.cs, g.n}});
+  if (g.beta != 0.f)
+    all.emplace_back("C", g.c.data, false,
+                     std::vector<Operand::Axis>{{g.c.bs, g.batch}, {g.c.rs, g.m}, {g.c.cs, g.n}});
+  if (!packs)
+    all.emplace_back("D", g.d.data, true,
+                     std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
+  if (context.recomputed)
+    all.emplace_back("the count of units made anew", context.recomputed, true,
+                     std::vector<Operand::Axis>{{1, 1}});
+  const auto floats = static_cast<int64_t>(context.workspace_bytes / 4);
+  if (floats)
+    all.emplace_back("the workspace", context.workspace, true,
+                     std::vector<Operand::Axis>{{1, floats}});
+  return all;
+}
+
+void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, const Gemm& g,
+           Context context) {
+  // As aligned as an allocator of device memory promises: sectors count from there.
+  struct alignas(512) Chunk {
+    char bytes[512];
+  };
+  context.workspace_bytes = workspace_of(stage, g, context);
+  Chunk nan;
+  std::memset(&nan, 0xff, sizeof nan);
+  std::vector<Chunk> workspace((context.workspace_bytes + sizeof(Chunk) - 1) / sizeof(Chunk), nan);
+  context.workspace = workspace.data();
+  std::vector<Operand>& watched = machine().operands;
+  watched = operands(stage, g, context);
+  machine().launches = 0;
+  try {
+    launches(g, context);
+  } catch (...) {
+    watched.clear();
+    throw;
+  }
+  watched.clear();
+}
+
+}  // namespace
+
+void run_watched(const Stage& stage, const Gemm& g, void* packed_b) {
+  const Device device{.sm_count = settings().sm_count};
+  require(stage, g, device);
+  int row = forced_row(stage, device);
+  if (row < 0) row = Selector({&stage, 1}).row(stage, g, device);
+  watch(stage.run, stage, g,
+        {.device = device,
+         .row = row,
+         .packed_b = packed_b,
+         .recomputed = recompute_counter(kHostCounter)});
+}
+
+void pack_watched(const Stage& stage, const Gemm& g, void* packed_b) {
+  require(stage, g, {});
+  watch(stage.pack, stage, g, {.packed_b = packed_b});
+}
+
+Settings settings() {
+  std::lock_guard<std::mutex> lock(control);
+  return current;
+}
+
+void configure(const Settings& s) {
+  std::lock_guard<std::mutex> lock(control);
+  current = s;
+  set_overrides({.row = s.row, .share = s.share});
+}
+
+void add_site(Sync kind, const Site& site) {
+  std::lock_guard<std::mutex> lock(control);
+  seen.emplace(place(site), kind);
+  known.insert(place(site));
+}
+
+std::vector<SyncSite> sites() {
+  std::lock_guard<std::mutex> lock(control);
+  std::vector<SyncSite> all;
+  for (const auto& [place, kind] : seen) all.push_back({kind, place});
+  return all;
+}
+
+std::vector<std::string> known_places() {
+  std::lock_guard<std::mutex> lock(control);
+  return {known.begin(), known.end()};
+}
+
+void forget_sites() {
+  std::lock_guard<std::mutex> lock(control);
+  seen.clear();
+}
+
+}  // namespace xgemm::simt

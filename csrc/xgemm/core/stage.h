@@ -1,0 +1,107 @@
+// What a stage is to everybody but itself, and the registry that makes a new stage one new file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "xgemm/core/gemm.h"
+#include "xgemm/core/tile.h"
+
+namespace xgemm {
+
+enum class Flavour { host, cuda };
+
+// The processor a stage is about to run on. The host flavour is described by the same struct, so
+// that every choice that depends on it can be made, printed and tested with no GPU.
+struct Device {
+  int sm = 0;         // compute capability, 90 for an H200; 0 for the host flavour
+  int sm_count = 1;
+};
+
+// What a launch is given besides the problem: which tile of the stage's table to run (select.h),
+// and a workspace of the size that Stage::workspace asked for.
+struct Context {
+  Device device;
+  int row = 0;                 // of Stage::tiles
+  void* stream = nullptr;      // cudaStream_t
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  void* packed_b = nullptr;  // what Stage::pack has made of B, if it has
+  uint32_t* recomputed = nullptr;  // on the device: a count of units made anew, if it is wanted
+};
+
+struct Stage {
+  std::string name;            // torch.ops.xgemm.<name>; the file is stages/<rung>_<name>.cu
+  int rung = 0;                  // its number in the ladder
+  std::string idea;
+  std::string source;          // the systems that it comes from
+  std::vector<Tile> tiles;
+  int min_sm = 0;              // least compute capability, and ...
+  int max_sm = 0;  // ... the greatest, for code of one architecture family; 0: no limit
+  // Computes the k-ordered fmaf chain, bit for bit. The others' bits are a function of the problem
+  // and, where they share out work among multiprocessors, of how many there are; never of time.
+  bool strict = true;
+  // Its chains are those of Gemm::share, and not K long.
+  bool splits = false;
+  // ... and it keeps to Gemm::as_one.
+  bool splits_as_one = false;
+  // Whether `auto` considers it. False for rungs that were the fastest nowhere: it then takes one
+  // only where nothing else can run.
+  bool auto_choice = true;
+  // What stands for the products of floats in this problem, in words. Null: they do themselves.
+  const char* (*scheme)(const Gemm&, const Context&) = nullptr;
+
+  // Why this problem cannot be taken (an alignment, a stride), or null. Optional.
+  const char* (*refuse)(const Gemm&) = nullptr;
+  // Whether this tile sees the problem from the other side: rows of D as its columns. Optional.
+  bool (*turns)(const Gemm&, const Tile&) = nullptr;
+  // Bytes of workspace, asked for before the launch: of the context, all but it is known.
+  // Optional.
+  size_t (*workspace)(const Gemm&, const Context&) = nullptr;
+  // For a B that does not change: enqueues the launches that make of it what `run` would make in
+  // every call, in so many bytes at the context's packed_b, which hold zeros. It takes a problem
+  // with m = 0 and batch = 1, and a workspace, as `run` does. All stages that pack share one
+  // format. Optional.
+  size_t (*packed_bytes)(const Gemm&) = nullptr;
+  void (*pack)(const Gemm&, const Context&) = nullptr;
+  // Enqueues the stage's launches, however many, on the context's stream. Called with m, n and
+  // batch all > 0.
+  void (*run)(const Gemm&, const Context&) = nullptr;
+};
+
+// All stages of one flavour, by rung.
+const std::vector<Stage>& stages(Flavour flavour);
+const Stage* find_stage(Flavour flavour, const std::string& name);
+
+// Bytes of workspace for the context's device, row and packed_b.
+size_t workspace_of(const Stage& stage, const Gemm& g, const Context& context);
+
+// Why the stage cannot run this problem there, or an empty string ...
+std::string refusal(const Stage& stage, const Gemm& g, const Device& device);
+// ... only whether it can, without words or allocations ...
+bool takes(const Stage& stage, const Gemm& g, const Device& device);
+// ... or that as std::invalid_argument.
+void require(const Stage& stage, const Gemm& g, const Device& device);
+
+// A stage file ends with one static object of this type. It does not throw, for it is made while
+// the library is loaded: a stage that cannot be registered is left out, and is a fault.
+struct Register {
+  Register(Flavour flavour, Stage stage) noexcept;
+};
+
+struct StageFault {
+  Flavour flavour;
+  std::string name;
+  int rung;
+  std::string why;
+};
+// The stages that were left out. Of two that share a name or a rung it is the later one: of the
+// higher rung, then by name, in whichever order they are registered.
+const std::vector<StageFault>& stage_faults();
+const StageFault* find_fault(Flavour flavour, const std::string& name);
+
+constexpr size_t kMostStages = 64;
+
+}  // namespace xgemm

@@ -1,0 +1,165 @@
+// What the time of a row of a tile table is made of: terms, of which a problem has so many, each at
+// a cost in microseconds that was fitted to measurements, row by row (select_table.inc). Work hides
+// behind memory and the other way round: they are added up as the legs of a right triangle, which
+// fitted better than their sum and than the greater of the two (H200, 2026-11-24).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "xgemm/core/split_k.h"
+#include "xgemm/core/stage.h"
+#include "xgemm/core/tile_scheduler.h"
+
+namespace xgemm {
+
+// K is counted in thousands, whole slices of it, elements in millions. A block's K is that of one
+// chain. The busiest multiprocessor has so many rounds of the blocks that it runs at once; `part`s
+// are of such rounds, too.
+enum Term : int {
+  kLaunch,  // one
+  kSeveral,  // one, for several chains
+  kChains,  // of several, in thousands
+  kWork,  // the first term of work
+  kRounds = kWork,  // whole rounds
+  kBusiest,  // rounds of the busiest, which may be half empty
+  kShare,  // an equal share of all rounds, where multiprocessors share out work evenly
+  kFill,  // a block's K up to kFilled of it, as a part of that: to fill pipelines takes no longer
+  kDepth,  // a block's K
+  kRoundsDepth,
+  kBusiestDepth,
+  kShareDepth,
+  kFirstA,  // kBusiestDepth where A lies as 1, 2, 3 (Side)
+  kFirstB = kFirstA + 3,  // the same for B
+  kMemory = kFirstB + 3,  // the first term of memory
+  kResults = kMemory,  // elements of D
+  kOddResults,  // of a D whose rows do not all begin at 16 bytes
+  kTurnedResults,  // of a D that is seen from the other side
+  kFirstElements,  // of operands, where they lie as 0, 1, 2, 3 (Side)
+  kSums = kFirstElements + 4,  // of several chains, elements
+  kTerms,
+};
+constexpr double kFilled = 0.256;
+
+constexpr const char* kTermWords[kTerms] = {
+    "launch",      "several chains", "chains",   "rounds",        "busiest",
+    "share",       "fill",           "depth",    "rounds depth",  "busiest depth",
+    "share depth", "A along, odd",   "A across", "A across, odd", "B along, odd",
+    "B across",    "B across, odd",  "D",        "D odd",         "D turned",
+    "along",       "along, odd",     "across",   "across, odd",   "sums",
+};
+
+using Costs = std::array<double, kTerms>;
+
+// std::ceil, but for what is above a whole number by rounding.
+inline double up(double x) { return std::ceil(x * (1 - 1e-12)); }
+
+// How an operand lies: +2 across k, +1 where it cannot be moved as 16-byte vectors.
+struct Side {
+  double rows = 0, millions = 0;
+  int lie = 0;
+};
+
+// A problem as the terms see it.
+struct Asked {
+  double k = 0, chain = 0, batch = 1, chains = 1, results = 0;  // chain: of k, in one
+  Side a, b;
+  bool odd = false;
+
+  explicit Asked(const Gemm& g) {
+    const auto side = [&](const View<const float>& x, int64_t rows) {
+      const bool along = along_k(x, rows, g.k), wide = along ? x.wide() : x.transposed().wide();
+      // What all matrices of a batch share counts once.
+      const double matrices = x.bs ? static_cast<double>(g.batch) : 1.;
+      const auto r = static_cast<double>(rows);
+      return Side{r, r * static_cast<double>(g.k) * matrices * 1e-6, 2 * !along + !wide};
+    };
+    batch = static_cast<double>(g.batch);
+    chains = static_cast<double>(chain_count(g));
+    k = static_cast<double>(g.k) * 1e-3;
+    chain = k / chains;
+    a = side(g.a, g.m), b = side(g.b.transposed(), g.n);
+    results = a.rows * b.rows * batch * 1e-6;
+    odd = g.n % 4 != 0;
+  }
+
+  // What wide access and layout are to tuned problems (tuned.h).
+  int layout() const { return 2 * !(a.lie & 2) + !(b.lie & 2); }
+  int wide() const { return 2 * !(a.lie & 1) + !(b.lie & 1); }
+};
+
+// What the terms need of a row: divisions are made once.
+struct Spread {
+  bool splits;
+  double rows, columns, slice, resident;  // of a tile; blocks of a multiprocessor
+  double per_row, per_column, per_slice, per_resident;
+
+  Spread(const Stage& s, const Tile& t)
+      : splits(s.splits),
+        rows(t.BM),
+        columns(t.BN),
+        slice(t.BK * 1e-3),
+        resident(t.min_blocks),
+        per_row(1. / t.BM),
+        per_column(1. / t.BN),
+        per_slice(1e3 / t.BK),
+        per_resident(1. / t.min_blocks) {}
+};
+
+// once, work and memory are called with a term of that part of the time and how much there is of
+// it. `turned`: rows of D are its columns.
+template <class Once, class Work, class Memory>
+void each_term(const Asked& p, const Spread& t, bool turned, int sm_count, Once once, Work work,
+               Memory memory) {
+  const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
+  const double chains = t.splits ? p.chains : 1, per_sm = 1. / sm_count;
+  const double depth = up((t.splits ? p.chain : p.k) * t.per_slice) * t.slice;
+  const double blocks = up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch * chains;
+  const double share = blocks * per_sm * t.per_resident, rounds = up(share),
+               busiest = up(blocks * per_sm) * t.per_resident;
+  once(kLaunch, 1.);
+  work(kRounds, rounds);
+  work(kBusiest, busiest);
+  work(kShare, share);
+  work(kFill, std::min(depth / kFilled, 1.));
+  work(kDepth, depth);
+  work(kRoundsDepth, rounds * depth);
+  work(kBusiestDepth, busiest * depth);
+  work(kShareDepth, share * depth);
+  if (a.lie) work(kFirstA + a.lie - 1, busiest * depth);
+  if (b.lie) work(kFirstB + b.lie - 1, busiest * depth);
+  memory(kResults, p.results);
+  if (p.odd) memory(kOddResults, p.results);
+  if (turned) memory(kTurnedResults, p.results);
+  memory(kFirstElements + a.lie, a.millions);
+  memory(kFirstElements + b.lie, b.millions);
+  if (chains > 1) {
+    once(kSeveral, 1.);
+    once(kChains, chains * 1e-3);
+    memory(kSums, p.results * chains);
+  }
+}
+
+// The time of a row whose terms have these costs, in microseconds.
+inline double time_of(const Costs& costs, const Asked& p, const Spread& t, bool turned,
+                      int sm_count) {
+  double once = 0, work = 0, memory = 0;
+  const auto into = [&costs](double& sum) {
+    return [&costs, &sum](int term, double of) { sum += costs[static_cast<size_t>(term)] * of; };
+  };
+  each_term(p, t, turned, sm_count, into(once), into(work), into(memory));
+  return once + std::sqrt(work * work + memory * memory);
+}
+
+// All terms of a problem.
+inline std::array<double, kTerms> terms_of(const Asked& p, const Spread& t, bool turned,
+                                           int sm_count) {
+  std::array<double, kTerms> all{};
+  const auto add = [&all](int term, double of) { all[static_cast<size_t>(term)] += of; };
+  each_term(p, t, turned, sm_count, add, add, add);
+  return all;
+}
+
+}  // namespace xgemm

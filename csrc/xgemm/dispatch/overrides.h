@@ -1,0 +1,21 @@
+// What tests set of how every product is made, in both flavours. Nothing is, unless they do.
+#pragma once
+
+#include "xgemm/core/stage.h"
+
+namespace xgemm {
+
+struct Overrides {
+  int row = -1;  // of the tile table of a stage called by its name; -1: the one that is chosen
+  int64_t share = -1;  // Gemm::share; -1: chain_share's
+};
+void set_overrides(const Overrides&);
+
+// Gemm::share of a problem of these sizes.
+int64_t share_of(const Gemm& g);
+
+// Overrides::row for this stage. Throws std::invalid_argument when the stage has no such row, or
+// the device no room for it.
+int forced_row(const Stage& stage, const Device& device);
+
+}  // namespace xgemm

@@ -1,0 +1,252 @@
+// The split of an operand that does not lie along k: strips of its rows, transposed in shared
+// memory, each shared out along k among the blocks of a cluster. Before the last element of a row
+// is there nobody knows its largest; so that an element is split as soon as it has come, a row's
+// scale is guessed of a few, with room above them, and what outgrows that room is split again.
+#pragma once
+
+#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/emulation/decompose_rows.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+constexpr int kStrip = 32;  // rows: lines of 128 bytes
+constexpr int kStripK = 64, kStripBuffers = 6;  // of k, a slice; slices on their way
+// Blocks on an SM: where a row along k has 16 elements a thread, and where it has 32.
+constexpr int kStripBlocks = 4, kDeepBlocks = 3;
+
+// The largest of so many elements of a row, evenly apart, is scaled to [2^12, 2^13), and others may
+// be four times as large, which is to say that of 2^16 normal numbers hardly ever one is not. What
+// it costs is two binades of the row's window.
+constexpr int kSamples = 64, kSampleTop = 12;
+
+// Whether a row that was split with this exponent is to be split again by its largest element:
+// parts may be infinite, or bits are wasted.
+__device__ __forceinline__ bool outgrown(int exponent, uint32_t largest) {
+  if (largest <= kZeroMagnitude) return false;
+  const int top = kMostTop - exponent_of(largest, kMostTop) + exponent;
+  return top > kMostTop || top < kSampleTop;
+}
+
+// A block's share of a strip: slices of kStripK by kStrip, line after line.
+struct StripShare {
+  using Slice = float[kStripK][kStrip];
+  static constexpr int kWide = kStrip / 4;  // threads side by side along a line of vectors
+
+  View<const float> v;  // of the matrix, from the strip's first row on
+  int64_t k0, depth;  // of k: where the share begins, how much there is of the operand
+  int rows, filled;  // how many there are; how deep the share is, with zeros up to a multiple of 32
+  bool wide;
+
+  __device__ __forceinline__ StripShare(const SplitJob& job, int64_t z, int64_t row0, int64_t share,
+                                        int rank) {
+    v = job.x;
+    v.data += z * v.bs + row0 * v.rs;
+    rows = static_cast<int>(min_of(job.parts.rows - row0, kStrip));
+    const int64_t all = job.parts.blocks * kSplitK;
+    k0 = rank * share;
+    filled = static_cast<int>(k0 >= all ? 0 : min_of(all - k0, share));
+    depth = job.k - k0;
+    wide = v.transposed().wide() && rows == kStrip;
+  }
+
+  // Where row r of a line at k lies: 8 rows of lines 8 apart, which a warp reads, meet no bank
+  // twice.
+  __device__ static __forceinline__ int place(int r, int k) {
+    return (r / 4 ^ k / 8 % 4 * 2) * 4 + r % 4;
+  }
+
+  // Asks for slice `s`.
+  __device__ __forceinline__ void load(Slice& slice, int s) const {
+    const int left = static_cast<int>(min_of(depth - s * kStripK, kStripK));
+    const int lanes = wide ? kWide : kStrip, step = kSplitThreads / lanes;
+    const int thread = threadIdx.x, k = thread / lanes, lane = thread % lanes;
+    const float* p = v.ptr(wide ? lane * 4 : lane, k0 + s * kStripK + k);
+    if (wide) {
+#pragma unroll
+      for (int e = 0; e < kStripK; e += kSplitThreads / kWide, p += step * v.cs)
+        cp_async_some<16>(Smem(&slice[k + e][place(lane * 4, k + e)]), p, k + e < left ? 16 : 0);
+    } else {
+#pragma unroll 1
+      for (int e = 0; e < kStripK; e += step, p += step * v.cs)
+        cp_async_some<4>(Smem(&slice[k + e][place(lane, k + e)]), p,
+                         lane < rows && k + e < left ? 4 : 0);
+    }
+  }
+
+  // The largest of a row's samples, by all threads, for the first kStrip: one a row.
+  __device__ __forceinline__ uint32_t sample(int64_t k,
+                                             uint32_t (&warps)[kSplitThreads / 32][kStrip]) const {
+    constexpr int kLines = kSplitThreads / kStrip, kEach = kSamples / kLines;
+    const int lane = threadIdx.x % kStrip, line = threadIdx.x / kStrip;
+    uint32_t largest = 0;
+    float x[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const int64_t at = (line * kEach + e) * k / kSamples;
+      x[e] = lane < rows && k > 0 ? v(lane, at) : 0.f;
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) largest = max_of(largest, finite_magnitude(x[e]));
+    warps[line][lane] = largest;
+    __syncthreads();
+    if (threadIdx.x < kStrip)
+#pragma unroll
+      for (int w = 0; w < kLines; ++w) largest = max_of(largest, warps[w][lane]);
+    return largest;
+  }
+};
+
+// What the blocks of a cluster tell each other of a strip's rows, as bits: the largest magnitude,
+// and RowSeen's sums.
+constexpr int kTold = 1 + RowSeen::kSums;
+using StripTold = float[kTold][kStrip];
+
+// A block's shared memory.
+struct StripRoom {
+  StripShare::Slice ring[kStripBuffers];
+  uint32_t samples[kSplitThreads / 32][kStrip];
+  uint32_t halves[kTold][2][kStrip];  // what the warps that share a row have seen of it
+  int exponents[kStrip];
+  StripTold told;
+  uint32_t again;  // rows to be split again, as bits
+};
+
+// Slices -> parts.
+template <Scheme S>
+struct StripSplit {
+  static constexpr int kWarps = kSplitThreads / 32, kGroups = kStrip / 8;
+  static_assert(kWarps / kGroups * kSplitK == kStripK);
+  struct Seen {
+    uint32_t largest = 0;
+    RowSeen row;
+  };
+
+  // A warp has 8 rows and 32 of k, a lane 8 neighbours along k of a row: this one.
+  __device__ static __forceinline__ int row() {
+    return threadIdx.x / 32 % kGroups * 8 + threadIdx.x % 32 / 4;
+  }
+
+  // Its elements of all slices, the first of which are on their way.
+  __device__ static __forceinline__ Seen run(StripRoom& room, const StripShare& share, int exponent,
+                                             char* parts) {
+    const int k = static_cast<int>(threadIdx.x) / 32 / kGroups * kSplitK, at = threadIdx.x % 4 * 8;
+    const int from = StripShare::place(row(), at);
+    const int slices = (share.filled + kStripK - 1) / kStripK;
+    Seen seen;
+    int stage = 0, free = kStripBuffers - 1;
+#pragma unroll 1
+    for (int s = 0; s < slices; ++s) {
+      cp_async_wait<kStripBuffers - 2>();
+      __syncthreads();
+      if (s + kStripBuffers - 1 < slices) share.load(room.ring[free], s + kStripBuffers - 1);
+      cp_async_commit();
+      const int here = s * kStripK + k;
+      if (here < share.filled && parts) {
+        const auto x = [&](int e) { return room.ring[stage][k + at + e][from]; };
+#pragma unroll
+        for (int e = 0; e < 8; ++e) seen.largest = max_of(seen.largest, finite_magnitude(x(e)));
+        split8<S>(x, exponent, parts + int64_t{here} * (2 * S.parts), at,
+                  static_cast<uint32_t>(share.k0 + here + at), seen.row);
+      }
+      stage = stage + 1 < kStripBuffers ? stage + 1 : 0;
+      free = free + 1 < kStripBuffers ? free + 1 : 0;
+    }
+    return seen;
+  }
+  __device__ static __forceinline__ void begin(StripRoom& room, const StripShare& share) {
+    const int slices = (share.filled + kStripK - 1) / kStripK;
+#pragma unroll 1
+    for (int s = 0; s < kStripBuffers - 1; ++s) {
+      if (s < slices) share.load(room.ring[s], s);
+      cp_async_commit();
+    }
+  }
+
+  // The largest of two values, or their sum: of what is told.
+  __device__ static __forceinline__ uint32_t join(int i, uint32_t x, uint32_t y) {
+    return i == 0 ? max_of(x, y) : x + y;
+  }
+
+  // What the block has seen of its rows: of 4 lanes, and of the warps that share a row.
+  __device__ static __forceinline__ void tell(StripRoom& room, const Seen& seen, int64_t k) {
+    uint32_t sums[RowSeen::kSums];
+    seen.row.to(sums, k);
+#pragma unroll
+    for (int i = 0; i < kTold; ++i) {
+      uint32_t x = i == 0 ? seen.largest : sums[i - (i > 0)];
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) x = join(i, x, __shfl_xor_sync(0xffffffffu, x, step));
+      if (threadIdx.x % 4 == 0) room.halves[i][threadIdx.x / 32 / kGroups][row()] = x;
+    }
+    __syncthreads();
+    if (threadIdx.x >= kStrip) return;
+    const int r = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kTold; ++i)
+      room.told[i][r] = bits_to_float(join(i, room.halves[i][0][r], room.halves[i][1][r]));
+  }
+
+  // Of a row, what all blocks of the cluster have told.
+  template <int kCluster>
+  __device__ static __forceinline__ void hear(const StripRoom& room, int r, uint32_t& largest,
+                                              uint32_t (&sums)[RowSeen::kSums]) {
+    uint32_t x[kTold] = {};
+#pragma unroll 4
+    for (int rank = 0; rank < kCluster; ++rank)
+#pragma unroll
+      for (int i = 0; i < kTold; ++i) {
+        const float* const from = &room.told[i][r];
+        x[i] = join(i, x[i], float_to_bits(kCluster > 1 ? load_from_block(from, rank) : *from));
+      }
+    largest = x[0];
+#pragma unroll
+    for (int i = 0; i < RowSeen::kSums; ++i) sums[i] = x[i + 1];
+  }
+};
+
+// All rows of a strip are split again where one is to be: the others are written as they were.
+template <Scheme S, int kCluster>
+__device__ void split_strip(const SplitJob& job, int64_t block) {
+  using Split = StripSplit<S>;
+  XGEMM_SHARED_DYNAMIC(room, StripRoom);
+  const int thread = threadIdx.x, rank = static_cast<int>(block % kCluster);
+  const int64_t strip = block / kCluster, strips = ceil_div(job.parts.rows, kStrip);
+  const int64_t z = job.parts.matrices > 1 ? strip / strips : 0;
+  const int64_t row0 = (strip - z * strips) * kStrip;
+  const StripShare share(job, z, row0, ceil_div(job.parts.blocks, kCluster) * kSplitK, rank);
+  const int row = Split::row();
+  char* const parts = row < share.rows
+                          ? static_cast<char*>(job.parts.data) +
+                                (z * job.parts.rows + row0 + row) * job.parts.row_bytes(S.parts) +
+                                share.k0 * (2 * S.parts)
+                          : nullptr;
+  Split::begin(room, share);
+  const uint32_t largest = share.sample(job.k, room.samples);
+  if (thread < kStrip) room.exponents[thread] = exponent_of(largest, kSampleTop);
+#pragma unroll 1
+  for (bool last = false;; last = true) {
+    __syncthreads();
+    const typename Split::Seen seen = Split::run(room, share, room.exponents[row], parts);
+    Split::tell(room, seen, job.k);
+    if constexpr (kCluster > 1) cluster_sync();
+    if (thread < kStrip) {
+      uint32_t most, sums[RowSeen::kSums];
+      Split::template hear<kCluster>(room, thread, most, sums);
+      const int exponent = room.exponents[thread];
+      const bool grown = !last && thread < share.rows && outgrown(exponent, most);
+      const uint32_t all = __ballot_sync(0xffffffffu, grown);
+      if (thread == 0) room.again = all;
+      if (grown) room.exponents[thread] = exponent_of(most, kMostTop);
+      if (all == 0 && rank == 0 && thread < share.rows)
+        job.parts.scales[z * job.parts.rows + row0 + thread] = scale_of(exponent, sums, job.k);
+    }
+    if constexpr (kCluster > 1) cluster_sync(Relaxed());  // `told` has been read
+    __syncthreads();
+    if (last || room.again == 0) return;
+    Split::begin(room, share);
+  }
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

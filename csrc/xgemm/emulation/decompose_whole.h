@@ -1,0 +1,119 @@
+// The split of an operand that does not lie along k and is not deep: strips of few rows, whole in
+// shared memory, so that blocks are many and need nobody else.
+#pragma once
+
+#include "xgemm/emulation/decompose_rows.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+constexpr int kWholeElements = 8192;  // of a strip: its rows by the k that it can have
+
+// kRows rows by all of k, transposed.
+template <int kRows>
+struct WholeStrip {
+  static constexpr int kWarps = kSplitThreads / 32, kGroups = kRows / 8;
+  static constexpr int kDepth = kWholeElements / kRows;
+  float x[kDepth][kRows + 1];
+  uint32_t warps[kWarps][kRows];
+  uint32_t sums[kWarps / kGroups][RowSeen::kSums][kRows];
+  int exponents[kRows];
+
+  // gmem -> smem, zeros where there is nothing; the largest magnitudes of each warp.
+  __device__ __forceinline__ void load(const View<const float>& v, int rows, int depth,
+                                       int filled) {
+    constexpr int kLoaders = kRows / 4;  // threads side by side along a strip, 4 rows each
+    constexpr int kStep = kSplitThreads / kLoaders;
+    const int thread = threadIdx.x, row = thread % kLoaders * 4;
+    uint32_t largest[4] = {};
+    const auto keep = [&](int k, const float (&y)[4]) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        largest[w] = max_of(largest[w], finite_magnitude(y[w]));
+        x[k][row + w] = y[w];
+      }
+    };
+    int k = thread / kLoaders;
+    if (v.transposed().wide() && rows >= kRows) {
+      const float* p = v.ptr(row, k);
+#pragma unroll 8
+      for (; k < depth; k += kStep, p += kStep * v.cs) {
+        float y[4];
+        load4(y, p);
+        keep(k, y);
+      }
+    }
+#pragma unroll 1
+    for (; k < filled; k += kStep) {
+      float y[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) y[w] = row + w < rows && k < depth ? v(row + w, k) : 0.f;
+      keep(k, y);
+    }
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+#pragma unroll
+      for (int step = kLoaders; step < 32; step *= 2)
+        largest[w] = max_of(largest[w], __shfl_xor_sync(0xffffffffu, largest[w], step));
+      if (thread % 32 < kLoaders) warps[thread / 32][row + w] = largest[w];
+    }
+  }
+};
+
+template <Scheme S, int kRows>
+__device__ void split_whole_strip(const SplitJob& job, int64_t strip) {
+  using Whole = WholeStrip<kRows>;
+  constexpr int kWarps = Whole::kWarps, kGroups = Whole::kGroups;
+  XGEMM_SHARED_DYNAMIC(whole, Whole);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
+  const int64_t strips = ceil_div(job.parts.rows, kRows);
+  const int64_t z = job.parts.matrices > 1 ? strip / strips : 0;
+  const int64_t row0 = (strip - z * strips) * kRows;
+  const int rows = static_cast<int>(min_of(job.parts.rows - row0, kRows));
+  const int filled = static_cast<int>(job.parts.blocks) * kSplitK;
+  View<const float> v = job.x;
+  v.data += z * v.bs + row0 * v.rs;
+  whole.load(v, rows, static_cast<int>(job.k), filled);
+  __syncthreads();
+  if (thread < kRows) {
+    uint32_t most = 0;
+    for (int w = 0; w < kWarps; ++w) most = max_of(most, whole.warps[w][thread]);
+    whole.exponents[thread] = exponent_of(most, kMostTop);
+  }
+  __syncthreads();
+
+  // smem -> gmem: a warp has 8 rows, a lane 8 neighbours along k of one.
+  const int row = warp % kGroups * 8 + lane / 4, at = lane % 4 * 8;
+  const int exponent = whole.exponents[row];
+  RowSeen seen;
+  if (row < rows) {
+    char* const parts = static_cast<char*>(job.parts.data) +
+                        (z * job.parts.rows + row0 + row) * job.parts.row_bytes(S.parts);
+    for (int k = warp / kGroups * kSplitK; k < filled; k += kWarps / kGroups * kSplitK) {
+      split8<S>([&](int e) { return whole.x[k + at + e][row]; }, exponent,
+                parts + k * (2 * S.parts), at, static_cast<uint32_t>(k + at), seen);
+    }
+  }
+
+  // What is seen of a row: over 4 lanes and the warps that share it.
+  uint32_t sums[RowSeen::kSums];
+  seen.to(sums, job.k);
+#pragma unroll
+  for (int i = 0; i < RowSeen::kSums; ++i) {
+    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
+    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
+    if (lane % 4 == 0) whole.sums[warp / kGroups][i][row] = sums[i];
+  }
+  __syncthreads();
+  if (thread >= rows) return;
+#pragma unroll
+  for (int i = 0; i < RowSeen::kSums; ++i) {
+    sums[i] = 0;
+    for (int w = 0; w < kWarps / kGroups; ++w) sums[i] += whole.sums[w][i][thread];
+  }
+  job.parts.scales[z * job.parts.rows + row0 + thread] =
+      scale_of(whole.exponents[thread], sums, job.k);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

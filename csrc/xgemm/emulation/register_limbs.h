@@ -1,0 +1,145 @@
+// smem -> registers -> bf16 parts: operands are split on their way to the tensor cores, one into
+// registers and one into shared memory, all 24 bits of an element, whatever its row. The range of
+// what has been split decides which results need a certificate (settle.h).
+#pragma once
+
+#include "xgemm/device/copy/tma.h"
+#include "xgemm/emulation/limbs.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+// Of the elements that a thread has seen: the smallest magnitude but zero, less one, without the
+// sign's bit; and of their first parts the largest, in both halves. Elements may be so small that
+// their parts are zeros.
+struct Reach {
+  uint32_t least = 0xffffffffu, most = 0;
+
+  // Two elements, and their first parts.
+  __device__ __forceinline__ void see(float x0, float x1, uint32_t parts) {
+    const uint32_t a = float_to_bits(x0), b = float_to_bits(x1);
+    least = min3_u32(a + a - 1, b + b - 1, least);
+    most = max_u16x2(parts & 0x7fff7fffu, most);
+  }
+  // As a Range's half: FP32's exponent fields of the largest, rounded up, and of the smallest.
+  __device__ __forceinline__ uint32_t half_range() const {
+    const uint32_t high = most >> 16 > (most & 0xffffu) ? most >> 16 : most & 0xffffu;
+    const uint32_t low = least == 0xffffffffu ? 255u : (least + 1) >> 24;
+    return high >> 7 << 8 | (255u - low);
+  }
+};
+
+// The range of both operands' elements, A's in the lower half: a byte for the largest's exponent
+// field, 255 if some are not finite, and one for 255 less the smallest's, zeros apart. So ranges
+// are joined by each byte's maximum.
+__device__ __forceinline__ uint32_t join_ranges(uint32_t x, uint32_t y) {
+  uint32_t joint = 0;
+#pragma unroll
+  for (int byte = 0; byte < 32; byte += 8) {
+    const uint32_t a = x >> byte & 255u, b = y >> byte & 255u;
+    joint |= (a > b ? a : b) << byte;
+  }
+  return joint;
+}
+__device__ __forceinline__ uint32_t join_ranges_of_warp(uint32_t x) {
+  uint32_t joint = 0;
+#pragma unroll
+  for (int byte = 0; byte < 32; byte += 8)
+    joint |= __reduce_max_sync(0xffffffffu, x >> byte & 255u) << byte;
+  return joint;
+}
+
+// Two neighbours along k into their parts, p0 first.
+__device__ __forceinline__ void split_pair(uint32_t (&parts)[3], float x0, float x1, Reach& reach) {
+#pragma unroll
+  for (int p = 0; p < 3; ++p) {
+    parts[p] = pack_half2<Half::bf16>(x0, x1);
+    if (p == 0) reach.see(x0, x1, parts[p]);
+    if (p == 2) continue;
+    float y0, y1;
+    unpack_half2<Half::bf16>(parts[p], y0, y1);
+    x0 -= y0, x1 -= y1;
+  }
+}
+
+// wgmma's operand in registers: 64 rows a warpgroup, of which thread t has 16 (t / 32) +
+// 2 (t % 32 / 4) and the next, as rows t % 32 / 4 and 8 more of the instruction's. Of 8 k it has
+// 2 (t % 4) and the next. Two slices are there: one is multiplied while the next is split.
+template <int kL, bool kAlongK>
+struct RegisterParts {
+  static constexpr int kGroups = kSliceK / 16;
+  using Slice = RawSlice<kL, kAlongK>;
+  uint32_t parts[2][kGroups][3][4];
+
+  __device__ static int first_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
+  // Of the thread's first row at its first k. Both are even, so its next row, and its next k, are
+  // `^ kNext` where those lie along lines.
+  __device__ static int first() {
+    return Slice::place(first_row(), static_cast<int>(threadIdx.x) % 4 * 2);
+  }
+  static constexpr int kNext = 32 | 4;
+
+  __device__ __forceinline__ void split(int s, const Slice& slice, int first, Reach& reach) {
+#pragma unroll
+    for (int c = 0; c < kSliceK / 8; ++c) {
+      const int here = kAlongK ? first ^ c * 8 : first + c * 8 * 32;
+      float x[2][2];  // two rows, or two of k, by two
+      load2(x[0], slice.x + here);
+      load2(x[1], slice.x + (here ^ kNext));
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        uint32_t pair[3];
+        split_pair(pair, kAlongK ? x[row][0] : x[0][row], kAlongK ? x[row][1] : x[1][row], reach);
+#pragma unroll
+        for (int p = 0; p < 3; ++p) parts[s][c / 2][p][c % 2 * 2 + row] = pair[p];
+      }
+    }
+  }
+};
+
+// The other one in shared memory, kL rows: part after part, lines of kSliceK, swizzled as wgmma
+// wants them. Of each kThreads threads one has kRows rows by 8 k, as far as they go round.
+template <int kThreads, int kL, bool kAlongK>
+struct SharedParts {
+  static constexpr int kChunks = kSliceK / 8;
+  static constexpr int kRows = kL * kChunks > kThreads ? kL * kChunks / kThreads : 1;
+  static constexpr int kLines = kL / kRows, kLineBytes = kSliceK * 2;
+  static constexpr int kAtOnce = kRows > 2 ? 1 : kRows;  // what registers have room for
+  static_assert(kLines * kChunks <= kThreads && (kRows == 1 || kLines % 32 == 0));
+  using Slice = char[3][kL * kLineBytes];
+  using Raw = RawSlice<kL, kAlongK>;
+
+  // A slice as it came into parts. Neighbours are such as meet no bank twice.
+  __device__ static __forceinline__ void split(Slice& slice, const Raw& raw, Reach& reach) {
+    const int thread = static_cast<int>(threadIdx.x) % kThreads;
+    if (kLines * kChunks < kThreads && thread >= kLines * kChunks) return;
+    const int line = kAlongK ? thread / kChunks : thread % kLines;
+    const int chunk = kAlongK ? thread % kChunks : thread / kLines;
+#pragma unroll kAtOnce
+    for (int i = 0; i < kRows; ++i) {
+      const int r = line + i * kLines;
+      float x[8];
+      if constexpr (kAlongK) {
+        const int at = Raw::place(r, chunk * 8);
+        load4(x, raw.x + at);
+        load4(x + 4, raw.x + (at ^ 4));
+      } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] = raw.x[Raw::place(r, chunk * 8 + e)];
+      }
+      uint32_t pairs[4][3];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) split_pair(pairs[e], x[2 * e], x[2 * e + 1], reach);
+#pragma unroll
+      for (int p = 0; p < 3; ++p) {
+        char* const to = slice[p] + r * kLineBytes + (chunk ^ r / 2 % 4) * 16;
+        store4(reinterpret_cast<float*>(to),
+               make_float4(bits_to_float(pairs[0][p]), bits_to_float(pairs[1][p]),
+                           bits_to_float(pairs[2][p]), bits_to_float(pairs[3][p])));
+      }
+    }
+  }
+};
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

@@ -1,0 +1,347 @@
+// The epilogue of stages that multiply parts: the certificate of each result, and undoing the rows'
+// scales.
+#pragma once
+
+#include <bit>
+#include <limits>
+#include <type_traits>
+
+#include "xgemm/device/ptx/base.h"
+#include "xgemm/emulation/limbs.h"
+
+namespace xgemm {
+
+// acc * 2^-(a + b), by halves of the exponent, which have one sign: the first product is exact
+// unless the result is infinite, or below FP32's normal numbers.
+__device__ __forceinline__ float unscale(float acc, int a, int b) {
+  int e = -(a + b);
+  e = e < -252 ? -252 : e > 252 ? 252 : e;
+  return acc * power_of_2(e / 2) * power_of_2(e - e / 2);
+}
+
+// What the threads that share a tile, or a part of it, find out about its rows' and columns' scales
+// before they undo them; in shared memory, so that nobody asks for a scale but once.
+template <int kThreads, int kRows, int kColumns>
+struct TileScales {
+  static_assert(kRows % 32 == 0);
+  float rows[kRows], columns[kColumns];  // 2^-exponent
+  uint32_t row_doubts[kRows / 2], column_doubts[kColumns / 2];  // of two neighbours: doubt_bits
+  uint32_t found[kThreads / 32];  // by warp: RangeFlags
+  uint32_t given_rows[kRows / 32];  // a bit each
+  Fate fates[kThreads / 32];  // by warp: the worst
+
+  // A thread's share of them, exponent and flags, on their way: asked for long before they are
+  // needed, and left as they come, since whoever takes them apart waits for them.
+  static constexpr int kRowsEach = (kRows + kThreads - 1) / kThreads;
+  static constexpr int kColumnsEach = (kColumns + kThreads - 1) / kThreads;
+  struct Share {
+    uint64_t rows[kRowsEach], columns[kColumnsEach];
+  };
+
+  // Of [i, i + kRows) x [j, j + kColumns) of g. Beyond the edge the last one is read again, so that
+  // the load needs no branch.
+  __device__ static __forceinline__ Share fetch(const Gemm& g, const RowScale* rows_,
+                                                const RowScale* columns_, int64_t i, int64_t j,
+                                                int thread) {
+    Share share;
+    const auto of = [](const RowScale* scales, int64_t at, int64_t all) {
+      return *reinterpret_cast<const uint64_t*>(scales + min_of(at, all - 1));
+    };
+#pragma unroll
+    for (int n = 0; n < kRowsEach; ++n)
+      share.rows[n] = of(rows_, i + (thread + n * kThreads) % kRows, g.m);
+#pragma unroll
+    for (int n = 0; n < kColumnsEach; ++n)
+      share.columns[n] = of(columns_, j + (thread + n * kThreads) % kColumns, g.n);
+    return share;
+  }
+
+  // The threads meet before all of it is there.
+  __device__ __forceinline__ void put(const Share& share, int64_t k, int thread) {
+    uint32_t flags = k > kMostDepth ? uint32_t{kFar} : 0;
+#pragma unroll
+    for (int n = 0; n < kRowsEach; ++n)
+      if (const int r = thread + n * kThreads; r < kRows) {
+        const uint32_t of_row = keep(rows[r], share.rows[n]);
+        const uint32_t given = __ballot_sync(0xffffffffu, of_row & kGivenFlags);
+        if (thread % 32 == 0) given_rows[r / 32] = given;
+        flags |= of_row;
+      }
+#pragma unroll
+    for (int n = 0; n < kColumnsEach; ++n)
+      if (const int c = thread + n * kThreads; c < kColumns)
+        flags |= keep(columns[c], share.columns[n]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) flags |= __shfl_xor_sync(0xffffffffu, flags, step);
+    if (thread % 32 == 0) found[thread / 32] = flags;
+  }
+
+  // The same of what thresholds are made of, where some rows are lossy.
+  __device__ __forceinline__ void put_doubts(const Gemm& g, const RowScale* rows_,
+                                             const RowScale* columns_, int64_t i, int64_t j,
+                                             int thread) {
+    const auto of_two = [](const RowScale* scales, int64_t at, int64_t all) {
+      return (at < all ? doubt_bits(scales[at]) : 0u) |
+             (at + 1 < all ? uint32_t{doubt_bits(scales[at + 1])} << 16 : 0u);
+    };
+#pragma unroll 1
+    for (int r = thread; r < kRows / 2; r += kThreads)
+      row_doubts[r] = of_two(rows_, i + 2 * r, g.m);
+#pragma unroll 1
+    for (int c = thread; c < kColumns / 2; c += kThreads)
+      column_doubts[c] = of_two(columns_, j + 2 * c, g.n);
+  }
+
+  // Of all rows and columns: 0 means that the plain way is right for every pair.
+  __device__ __forceinline__ uint32_t flags() const {
+    uint32_t flags = 0;
+#pragma unroll
+    for (const uint32_t of_warp : found) flags |= of_warp;
+    return flags;
+  }
+
+  // Whether all rows are given, so that no product of parts is stored.
+  __device__ __forceinline__ bool all_given() const {
+    uint32_t all = 0xffffffffu;
+#pragma unroll
+    for (const uint32_t of_rows : given_rows) all &= of_rows;
+    return all == 0xffffffffu;
+  }
+
+  // The worst fate of all threads' results. They meet between the two.
+  __device__ __forceinline__ void vote(Fate worst, int thread) {
+    const auto most = static_cast<Fate>(__reduce_max_sync(0xffffffffu, static_cast<int>(worst)));
+    if (thread % 32 == 0) fates[thread / 32] = most;
+  }
+  __device__ __forceinline__ Fate worst() const {
+    Fate worst = Fate::stands;
+#pragma unroll
+    for (const Fate of_warp : fates) worst = of_warp > worst ? of_warp : worst;
+    return worst;
+  }
+
+ private:
+  static constexpr int64_t kMostDepth = int64_t{1} << 24;  // see kLeastExponent
+
+  __device__ static __forceinline__ uint32_t keep(float& undo, uint64_t scale) {
+    undo = power_of_2(-static_cast<int32_t>(scale));
+    return static_cast<uint32_t>(scale >> 32);
+  }
+};
+
+// A tile whose rows or columns are not all plain, by kThreads threads: each has a column and looks
+// at some rows at a time, so that loads are coalesced and under way together, and code is short,
+// which where it is rare is fetched from memory first.
+template <int kThreads, int kRows, int kColumns>
+struct PairLoop {
+  static constexpr int kStep = kThreads / kColumns, kChunk = 8, kAtOnce = kChunk / kStep;
+  static_assert(kThreads % kColumns == 0 && kRows % kChunk == 0);
+  const Gemm& g;  // of one matrix of the batch, as the scales
+  const RowScale *rows, *columns;
+  int64_t i, j;  // of the tile
+  int thread;
+
+  __device__ __forceinline__ bool some_need_chains() const {
+    const int64_t column = j + thread % kColumns;
+    if (column >= g.n) return false;
+    const RowScale b = columns[column];
+    bool some = false;
+#pragma unroll 4
+    for (int64_t r = i + thread / kColumns; r < min_of(i + kRows, g.m); r += kStep)
+      some |= needs_chain(rows[r], b);
+    return some;
+  }
+
+  // Products that FP32 elements give themselves: of a row with one element but zeros, whose results
+  // are single products, exact but for their rounding; an infinity, which all finite products leave
+  // as it is; a NaN. `given_rows`: TileScales.
+  __device__ __forceinline__ void store_given(const uint32_t (&given_rows)[kRows / 32]) const {
+    const int64_t column = min_of(j + thread % kColumns, g.n - 1);
+    const RowScale b = columns[column];
+    const bool of_column = b.flags & kGivenFlags;
+    const bool some_columns = __any_sync(0xffffffffu, of_column);
+#pragma unroll 1
+    for (int first = 0; first < kRows; first += kChunk) {
+      if (!some_columns && !(given_rows[first / 32] >> first % 32 & ((1u << kChunk) - 1))) continue;
+      RowScale a[kAtOnce];
+      float x[kAtOnce], y[kAtOnce];
+      const int64_t r = i + first + thread / kColumns;
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) a[e] = rows[min_of(r + e * kStep, g.m - 1)];
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        const bool a_has = a[e].flags & (kSingle | kInfinite);
+        const bool of_a = a[e].flags & kInfinite ? true : b.flags & kInfinite ? false : a_has;
+        const bool has = a_has || (b.flags & (kSingle | kInfinite));
+        const int64_t at = has ? (of_a ? a[e].at : b.at) : 0;
+        x[e] = g.a(min_of(r + e * kStep, g.m - 1), at);
+        y[e] = g.b(at, column);
+      }
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        const uint32_t any = a[e].flags | b.flags;
+        const int64_t row = r + e * kStep;
+        if (!(any & kGivenFlags) || row >= g.m || j + thread % kColumns >= g.n) continue;
+        float z = fmaf(x[e], y[e], 0.f);
+        if (g.k > 1) z += 0.f;  // a product of -0 is followed, or led, by others of 0
+        if (any & (kNan | kInfinite)) [[unlikely]] {
+          if (any & kNan) z = std::numeric_limits<float>::quiet_NaN();
+          else if ((a[e].flags & b.flags & kInfinite) && a[e].at != b.at)
+            z += g.a(row, b.at) * g.b(b.at, column);
+        }
+        g.store(row, column, z);
+      }
+    }
+  }
+};
+
+// How tensor cores hold a tile of D: a thread has, of rows i and i + 8, pairs of neighbours 8
+// columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are certified,
+// unscaled, go through the epilogue and are stored. j is even.
+template <Scheme S, int kPairs>
+struct PartsEpilogue {
+  const Gemm& g;  // of one matrix of the batch, as the scales
+  const RowScale *rows, *columns;
+  int64_t i, j;
+  const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on
+  uint32_t flags;  // TileScales::flags
+
+  // Whether some result of the thread's is not certain. The words of TileScales with its first row
+  // and from its first columns on.
+  __device__ __forceinline__ bool uncertain(const float (&acc)[4 * kPairs],
+                                            const uint32_t* row_doubts,
+                                            const uint32_t* column_doubts) const {
+    const auto half = [](uint32_t two, int number) {
+      return doubt_of(S, static_cast<uint16_t>(two >> 16 * number));
+    };
+    const int odd = static_cast<int>(i % 2);
+    const Doubt row[2] = {half(row_doubts[0], odd), half(row_doubts[4], odd)};
+    bool some = false;
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      const uint32_t two = column_doubts[4 * p];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) some |= !is_certain(row[e / 2], half(two, e % 2), acc[4 * p + e]);
+    }
+    return some;
+  }
+
+  // Those that are not given.
+  __device__ __forceinline__ void store(const float (&acc)[4 * kPairs]) const {
+    if (flags & ~uint32_t{kLossy}) [[unlikely]]
+      return store_some(acc);
+    const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
+    const bool in_pairs =
+        whole && g.d.cs == 1 && g.d.rs % 2 == 0 && reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
+    // The way of most tiles once more, without a jump: its code is fetched as it is run, and what a
+    // jump leads to is not, at first.
+    if (kStraight && in_pairs && g.act == Act::none) [[likely]] {
+      if (g.beta == 0.f) return store_straight(acc, std::false_type());
+      if (g.c.cs == 1 && g.c.rs % 2 == 0 && reinterpret_cast<uintptr_t>(g.c.data) % 8 == 0)
+        return store_straight(acc, std::true_type());
+    }
+#pragma unroll
+    for (int run = 0; run < kPairs; run += kRun) {
+      const uint32_t exist = whole ? kEvery : existing(run);
+      float x[4 * kRun];
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
+      unscale_all(x, run);
+      finish(x, run, exist);
+      if (in_pairs) [[likely]]
+        store_pairs(x, run);
+      else store_each(x, run, exist);
+    }
+  }
+
+ private:
+  // Pairs of each row that are seen to together: what they need of memory is asked for before any
+  // is stored, since the compiler cannot know that D does not lie there. Element e of a run is in
+  // row i + e / 2 % 2 * 8, and column j + 8 * run + column_of(e).
+  static constexpr int kRun = kPairs < 8 ? kPairs : 8;
+  static constexpr bool kStraight = kPairs >= 8;  // else a thread has several of these
+  static constexpr uint32_t kEvery = ~0u >> (32 - 4 * kRun);
+  __device__ static constexpr int column_of(int e) { return e / 4 * 8 + e % 2; }
+
+  template <class WithC>
+  __device__ __forceinline__ void store_straight(const float (&acc)[4 * kPairs], WithC) const {
+#pragma unroll
+    for (int run = 0; run < kPairs; run += kRun) {
+      float x[4 * kRun], c[4 * kRun];
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; e += 2)
+        if constexpr (WithC()) load2(c + e, g.c.ptr(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)));
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
+      unscale_all(x, run);
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e)
+        if constexpr (WithC()) x[e] = g.with_c(x[e], c[e]);
+        else x[e] = g.without_c(x[e]);
+      store_pairs(x, run);
+    }
+  }
+
+  // Which elements of a run exist, a bit each.
+  __device__ __forceinline__ uint32_t existing(int run) const {
+    const int64_t height = g.m - i, width = g.n - j - 8 * run;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int e = 0; e < 4 * kRun; ++e)
+      if (e / 2 % 2 * 8 < height && column_of(e) < width) bits |= 1u << e;
+    return bits;
+  }
+
+  __device__ __forceinline__ void unscale_all(float (&x)[4 * kRun], int run) const {
+    const float a[2] = {undo_rows[0], undo_rows[8]};
+#pragma unroll
+    for (int e = 0; e < 4 * kRun; ++e) x[e] *= a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
+  }
+
+  // Where some rows are not plain: element after element.
+  __device__ __forceinline__ void store_some(const float (&acc)[4 * kPairs]) const {
+    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
+#pragma unroll
+    for (int e = 0; e < 4 * kPairs; ++e) {
+      if (e % 8 == 0) keep_order();  // for want of registers
+      const int64_t r = i + e / 2 % 2 * 8, c = j + e / 4 * 8 + e % 2;
+      const RowScale &a = row[e / 2 % 2], &b = columns[min_of(c, g.n - 1)];
+      if (!((a.flags | b.flags) & kGivenFlags))
+        g.store(r, c, unscale(acc[e], a.exponent, b.exponent));
+    }
+  }
+
+  // Gemm::finish of all elements that `exist`.
+  __device__ __forceinline__ void finish(float (&x)[4 * kRun], int run, uint32_t exist) const {
+    if (g.beta == 0.f) {
+#pragma unroll
+      for (float& each : x) each = g.without_c(each);
+    } else {
+      float c[4 * kRun];
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e)
+        c[e] = exist >> e & 1 ? g.c(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) : 0.f;
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e) x[e] = g.with_c(x[e], c[e]);
+    }
+    if (g.act == Act::none) return;
+#pragma unroll
+    for (float& each : x) each = activate(g.act, each);
+  }
+
+  __device__ __forceinline__ void store_pairs(const float (&x)[4 * kRun], int run) const {
+    float* const d[2] = {g.d.ptr(i, j), g.d.ptr(i + 8, j)};
+#pragma unroll
+    for (int e = 0; e < 4 * kRun; e += 2)
+      store2(d[e / 2 % 2] + 8 * run + column_of(e), x[e], x[e + 1]);
+  }
+
+  __device__ __forceinline__ void store_each(const float (&x)[4 * kRun], int run,
+                                             uint32_t exist) const {
+#pragma unroll
+    for (int e = 0; e < 4 * kRun; ++e)
+      if (exist >> e & 1) g.d(i + e / 2 % 2 * 8, j + 8 * run + column_of(e)) = x[e];
+  }
+};
+
+}  // namespace xgemm

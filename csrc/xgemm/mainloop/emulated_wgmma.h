@@ -1,0 +1,391 @@
+// The tensor-core main loop of sm_90a for operands in parts: TMA fills a ring of slices, warpgroups
+// multiply them.
+//
+// Three sums for each element of D, in registers:
+//   P  products of the first parts over one slice: the tensor core truncates what it adds, so P is
+//      kept short, and then added, rounded to nearest, to
+//   C  the sum so far
+//   Q  all the other products, smaller by 2^8 and more, whose truncation errors are as small;
+//      added to C at the end of a segment of K.
+// The products of Q run while P is added to C, so that the tensor cores never wait.
+//
+// The grid is persistent: each cluster takes tile after tile, and of the last ones a share along K
+// (stream_k.h). What is handed over then are sums C. Where K is cut depends on the problem and on
+// how many clusters run at a time, and bits with it, but never on time.
+#pragma once
+
+#include "xgemm/core/stream_k.h"
+#include "xgemm/device/pipeline.h"
+#include "xgemm/epilogue/emulated.h"
+#include "xgemm/mainloop/recompute.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+// Threads of a warpgroup; math warpgroups have 64 rows of D each, the last one fetches.
+constexpr int kWarpgroup = 128;
+
+// A tile of BM x 128, a stage of the ring being 32 deep.
+constexpr Tile wgmma_tile(Scheme s, int BM, int cluster, int buffers, float rate = 0.f) {
+  return {.BM = BM,
+          .BN = 128,
+          .BK = kSplitK,
+          .WM = 16,
+          .WN = 128,
+          .TM = 2,
+          .TN = 32,
+          .width = 4,
+          .buffers = buffers,
+          .a_rows = BM,
+          .element_bytes = 2 * s.parts,
+          .producers = kWarpgroup,
+          .cluster = cluster,
+          .group = 16 / cluster,
+          .rate = rate};
+}
+
+struct WgmmaJob {
+  Gemm g;
+  TensorMap a, b;
+  Parts a_parts, b_parts;
+  RecomputeMap map;
+  Relay relay;
+  float* sums = nullptr;  // [block][warpgroup][element / 4][thread][4]
+  uint32_t* flags = nullptr;  // [block][warpgroup], cleared by the split
+};
+
+// Bytes of a row of a stage that lie together: fp16's hi and lo in one row of 128, bf16's parts one
+// after another in rows of 64.
+constexpr int row_of(Scheme s) { return s.parts == 2 ? 128 : 64; }
+
+// A warpgroup has 64 rows of a tile.
+template <Tile T>
+using GroupScales = TileScales<kWarpgroup, 64, T.BN>;
+
+template <Scheme S, Tile T>
+struct WgmmaRing {
+  char a[T.buffers][T.BM * kSplitK * 2 * S.parts];
+  char b[T.buffers][T.BN * kSplitK * 2 * S.parts];
+  Mbarrier full[T.buffers], empty[T.buffers];
+  GroupScales<T> scales[T.BM / 64];
+};
+
+// gmem -> a stage of the ring, signalled at its `full`: a box for the parts that lie together. In a
+// cluster each block fetches its share of B's rows for all.
+template <Scheme S, Tile T>
+__device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const WgmmaJob& job, int stage,
+                                      int row, int column, int k, int rank) {
+  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.parts, kShare = T.BN / T.cluster;
+#pragma unroll
+  for (int box = 0; box < kBoxes; ++box) {
+    const int depth = k * kBoxes + box;
+    tma_load(ring.a[stage] + box * (T.BM * kRow), job.a, &ring.full[stage], 0, row, depth);
+    char* const b = ring.b[stage] + box * (T.BN * kRow) + rank * (kShare * kRow);
+    if constexpr (T.cluster > 1)
+      tma_load_multicast(b, job.b, &ring.full[stage], 0, column + rank * kShare, depth,
+                         (1u << T.cluster) - 1);
+    else tma_load(b, job.b, &ring.full[stage], 0, column, depth);
+  }
+}
+
+// The products of one slice for 64 rows of D, in two groups: main = those of the first parts, rest
+// += the others, smallest first. a and b are descriptors of the first parts.
+template <Scheme S, Tile T>
+__device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], uint64_t a,
+                                         uint64_t b, bool accumulate) {
+  constexpr bool kTogether = row_of(S) == 128;
+  constexpr uint64_t kNextA = (kTogether ? kSplitK * 2 : T.BM * kSplitK * 2) >> 4;
+  constexpr uint64_t kNextB = (kTogether ? kSplitK * 2 : T.BN * kSplitK * 2) >> 4;
+  wgmma_fence();
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    wgmma<S.type>(main, a + half * kDescriptorK16, b + half * kDescriptorK16, half > 0);
+  wgmma_commit();
+#pragma unroll
+  for (int order = S.parts - 1; order > 0; --order)
+#pragma unroll
+    for (int part = 0; part <= order; ++part)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        wgmma<S.type>(rest, a + part * kNextA + half * kDescriptorK16,
+                      b + (order - part) * kNextB + half * kDescriptorK16,
+                      accumulate || order < S.parts - 1 || part > 0 || half > 0);
+  wgmma_commit();
+}
+
+// A thread's share of the scales of the 64 rows that `group` has of a tile, and of its columns.
+template <Tile T>
+__device__ __forceinline__ typename GroupScales<T>::Share fetch_scales(const WgmmaJob& job,
+                                                                       int64_t z, const Origin& o,
+                                                                       int group) {
+  return GroupScales<T>::fetch(job.g, job.a_parts.scales + job.a_parts.first_row(z),
+                               job.b_parts.scales + job.b_parts.first_row(z), o.i + group * 64, o.j,
+                               threadIdx.x % kWarpgroup);
+}
+
+// The epilogue of one tile: `group` has 64 rows of it, which are a unit of the map. They are stored
+// only if all of them stand: what is made anew reads the C that was there before, which may be D.
+template <Scheme S, Tile T>
+__device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& scales,
+                                           const typename GroupScales<T>::Share& share, int64_t z,
+                                           const Origin& o, int group, const float (&sum)[64]) {
+  const Gemm g = job.g.at(z);
+  const int lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup, tx = lane % 4 * 2;
+  const int row = thread / 32 * 16 + lane / 4;
+  named_barrier(1 + group, kWarpgroup);  // all have read the scales of the tile before
+  scales.put(share, g.k, thread);
+  named_barrier(1 + group, kWarpgroup);
+  const PartsEpilogue<S, T.BN / 8> epilogue{
+      .g = g,
+      .rows = job.a_parts.scales + job.a_parts.first_row(z),
+      .columns = job.b_parts.scales + job.b_parts.first_row(z),
+      .i = o.i + group * 64 + row,
+      .j = o.j + tx,
+      .undo_rows = scales.rows + row,
+      .undo_columns = scales.columns + tx,
+      .flags = scales.flags()};
+  const PairLoop<kWarpgroup, 64, T.BN> pairs{.g = g,
+                                             .rows = epilogue.rows,
+                                             .columns = epilogue.columns,
+                                             .i = o.i + group * 64,
+                                             .j = o.j,
+                                             .thread = thread};
+  const uint32_t flags = epilogue.flags;
+  Fate worst = Fate::stands;
+  if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
+    if (flags & kLossy) {
+      scales.put_doubts(g, epilogue.rows, epilogue.columns, pairs.i, pairs.j, thread);
+      named_barrier(1 + group, kWarpgroup);
+      if (epilogue.uncertain(sum, scales.row_doubts + row / 2, scales.column_doubts + tx / 2))
+        worst = Fate::recomputed;
+    }
+    if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
+    scales.vote(worst, thread);
+    named_barrier(1 + group, kWarpgroup);
+    worst = scales.worst();
+  }
+  if (thread == 0) job.map.mark(g, z, o.i + group * 64, o.j, T.BN, worst);
+  if (worst >= Fate::recomputed) return;
+  if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
+    epilogue.store(sum);
+  if (flags & kGivenFlags) [[unlikely]]
+    pairs.store_given(scales.given_rows);
+}
+
+// Leaves the sums of `group` of a block for the owner of their tile, which is block `owner`.
+template <Tile T>
+__device__ __forceinline__ void hand_over(const WgmmaJob& job, uint32_t owner, int group,
+                                          const float (&sum)[64]) {
+  constexpr int kMath = T.BM / 64;
+  const int thread = threadIdx.x % kWarpgroup;
+  float* const to =
+      job.sums + (static_cast<int64_t>(blockIdx.x * kMath + group) * 16 * kWarpgroup + thread) * 4;
+#pragma unroll
+  for (int e = 0; e < 64; e += 4)
+    store4(to + e * kWarpgroup, make_float4(sum[e], sum[e + 1], sum[e + 2], sum[e + 3]));
+  named_barrier(1 + group, kWarpgroup);
+  if (thread == 0) signal(&job.flags[owner * kMath + group]);
+}
+
+// Adds what `count` clusters before this one have left, the nearest first.
+template <Tile T>
+__device__ __forceinline__ void take_over(const WgmmaJob& job, uint32_t count, int group,
+                                          float (&sum)[64]) {
+  constexpr int kMath = T.BM / 64;
+  const int thread = threadIdx.x % kWarpgroup;
+  if (thread == 0) wait_for_signals(&job.flags[blockIdx.x * kMath + group], count);
+  named_barrier(1 + group, kWarpgroup);
+  const float* from =
+      job.sums + (static_cast<int64_t>(blockIdx.x * kMath + group) * 16 * kWarpgroup + thread) * 4;
+#pragma unroll 1
+  for (; count > 0; --count) {
+    from -= T.cluster * kMath * 64 * kWarpgroup;
+#pragma unroll
+    for (int e = 0; e < 64; e += 4) {
+      float x[4];
+      load4(x, from + e * kWarpgroup);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[e + i] += x[i];
+    }
+  }
+}
+
+template <Half kType, int BM, int kCluster, int kBuffers>
+__global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
+    wgmma_kernel(const __grid_constant__ WgmmaJob job) {
+  constexpr Scheme S = scheme_of(kType);
+  constexpr Tile T = wgmma_tile(S, BM, kCluster, kBuffers);
+  constexpr int kMath = BM / 64, kRow = row_of(S);
+  constexpr int kPartA = T.BM * kSplitK * 2, kPartB = T.BN * kSplitK * 2;  // bytes
+  XGEMM_SHARED_DYNAMIC(ring, WgmmaRing<S, T>);
+  const int group = threadIdx.x / kWarpgroup;
+  const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kBuffers; ++s) {
+      mbarrier_init(&ring.full[s], 1);
+      mbarrier_init(&ring.empty[s], kMath * kCluster);
+    }
+    fence_barrier_init();
+    tma_prefetch(job.a);
+    tma_prefetch(job.b);
+  }
+  if constexpr (kCluster > 1) cluster_sync(Relaxed());
+  else __syncthreads();
+  take_turn();
+
+  // A cluster's tiles lie below each other and share their slices of B.
+  const auto tiles = static_cast<uint32_t>(tile_count(job.g, T.BM * kCluster, T.BN));
+  const auto origin = [&](uint32_t tile) {
+    Origin o = raster<uint32_t>(tile % tiles, job.g.m, job.g.n, T.BM * kCluster, T.BN, T.group);
+    o.i += rank * T.BM;
+    return o;
+  };
+  const uint32_t cluster = blockIdx.x / kCluster;
+  Piece piece;
+  RingPlace<kBuffers> at;
+  constexpr int kMathRegisters = 232, kFetchRegisters = 40;  // where they are not enough for all
+  static_assert(kMath == 1 || registers_suffice(1, kMath * kWarpgroup, kMathRegisters, kWarpgroup,
+                                                kFetchRegisters));
+  if (group == kMath) {
+    if constexpr (kMath > 1) registers_down<kFetchRegisters>();
+    if (threadIdx.x == kMath * kWarpgroup) {
+      for (uint32_t step = 0; job.relay.piece(cluster, step, piece); ++step) {
+        const uint32_t z = piece.tile / tiles;
+        const Origin o = origin(piece.tile);
+        const int row = static_cast<int>(job.a_parts.first_row(z) + o.i);
+        const int column = static_cast<int>(job.b_parts.first_row(z) + o.j);
+        for (int k = piece.first; k < piece.last; ++k, at.advance()) {
+          mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
+          mbarrier_expect(&ring.full[at.stage], (kPartA + kPartB) * S.parts);
+          fetch<S, T>(ring, job, at.stage, row, column, k, rank);
+        }
+      }
+    }
+  } else {
+    if constexpr (kMath > 1) registers_up<kMathRegisters>();
+    float sum[64], main[64], rest[64];
+    const auto release = [&](int stage) {
+      const unsigned thread = threadIdx.x % kWarpgroup;
+      if constexpr (kCluster > 1) {
+        if (thread < kCluster) mbarrier_arrive_at(&ring.empty[stage], thread);
+      } else if (thread == 0) {
+        mbarrier_arrive(&ring.empty[stage]);
+      }
+    };
+    for (uint32_t step = 0; job.relay.piece(cluster, step, piece); ++step) {
+      const uint32_t z = piece.tile / tiles;
+      const Origin o = origin(piece.tile);
+      const auto scales = fetch_scales<T>(job, z, o, group);
+#pragma unroll
+      for (int e = 0; e < 64; ++e) sum[e] = 0.f;
+      for (int first = piece.first; first < piece.last; first += S.segment / kSplitK) {
+        const int last =
+            first + S.segment / kSplitK < piece.last ? first + S.segment / kSplitK : piece.last;
+#pragma unroll 1
+        for (int k = first; k < last; ++k) {
+          mbarrier_wait(&ring.full[at.stage], at.parity);
+          const uint64_t a = wgmma_descriptor<kRow>(ring.a[at.stage] + group * (64 * kRow));
+          const uint64_t b = wgmma_descriptor<kRow>(ring.b[at.stage]);
+          multiply<S, T>(main, rest, a, b, k > first);
+          wgmma_wait<1>();
+          wgmma_settled(main);
+#pragma unroll
+          for (int e = 0; e < 64; ++e) sum[e] += main[e];
+          // The products of the slice before have all been made; those of this one have not.
+          if (k > first) release(at.stage ? at.stage - 1 : kBuffers - 1);
+          at.advance();
+        }
+        wgmma_wait<0>();
+        wgmma_settled(rest);
+        release(at.stage ? at.stage - 1 : kBuffers - 1);
+#pragma unroll
+        for (int e = 0; e < 64; ++e) sum[e] = fmaf(rest[e], 1.f / S.lo_scale, sum[e]);
+      }
+      if (piece.last < static_cast<int>(job.relay.blocks)) {
+        hand_over<T>(job, job.relay.owner(piece.tile) * kCluster + rank, group, sum);
+        continue;
+      }
+      if (piece.first > 0) take_over<T>(job, cluster - job.relay.starter(piece.tile), group, sum);
+      store_tile<S, T>(job, ring.scales[group], scales, z, o, group, sum);
+    }
+  }
+  // A block's shared memory is to outlive what the other of the cluster sends there.
+  if constexpr (kCluster > 1) cluster_sync(Relaxed());
+}
+
+// Where sums are handed over, flags first among the words that the split clears, and what is made
+// anew: in a workspace of which the split has the first `used` bytes.
+struct WgmmaRoom : RecomputePlan {
+  uint32_t* flags = nullptr;
+};
+inline WgmmaRoom plan_room(const Tile& t, const Gemm& g, size_t used, const Context& context) {
+  const int64_t clusters = std::max(1, context.device.sm_count / t.cluster);
+  const int64_t room =
+      t.cluster * relay_room(tile_count(g, t.BM * t.cluster, t.BN) * g.batch,
+                             std::max<int64_t>(1, ceil_div(g.k, kSplitK)), clusters);
+  WgmmaRoom r{plan_recompute(g, t.BN, used, static_cast<size_t>(room * t.BM * t.BN) * sizeof(float),
+                             static_cast<int>(room * t.BM / 64), context)};
+  r.flags = r.clear.words;
+  return r;
+}
+
+template <Scheme S, Tile T>
+void launch_wgmma(const Gemm& g, const SplitPlan& plan, const WgmmaRoom& room,
+                  const Context& context) {
+  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.parts;
+  const auto map = [&](const Parts& p, int box) {
+    return make_tensor_map({.data = p.data,
+                            .size = {kRow / 2, static_cast<uint64_t>(p.rows * p.matrices),
+                                     static_cast<uint64_t>(p.blocks * kBoxes)},
+                            .stride = {static_cast<uint64_t>(p.row_bytes(S.parts)), kRow},
+                            .box = {kRow / 2, static_cast<uint32_t>(box), 1},
+                            .swizzle = kRow});
+  };
+  WgmmaJob job{.g = g,
+               .a = map(plan.a, T.BM),
+               .b = map(plan.b, T.BN / T.cluster),
+               .a_parts = plan.a,
+               .b_parts = plan.b,
+               .map = room.job.map,
+               .sums = room.sums,
+               .flags = room.flags};
+  LaunchConfig config{.grid = dim3(static_cast<unsigned>(T.cluster)),
+                      .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
+                      .smem = sizeof(WgmmaRing<S, T>),
+                      .cluster = static_cast<unsigned>(T.cluster),
+                      .dependent = true};
+  void (*const kernel)(WgmmaJob) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>;
+  int clusters = context.device.sm_count;
+  if constexpr (T.cluster > 1)
+    clusters = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config,
+                                                                                    context.device);
+  job.relay = plan_relay(tile_count(g, T.BM * T.cluster, T.BN) * g.batch, plan.a.blocks, clusters);
+  config.grid.x *= job.relay.clusters;
+  config.in_order = job.relay.shared() > 0;
+  launch(kernel, config, context, job);
+}
+
+// Split, product, and what is made anew.
+template <Scheme S, int kSplitCluster, Tile T>
+void run_wgmma(const Gemm& g, const Context& context) {
+  const SplitPlan plan = plan_split(g, S.parts, context.workspace, context.packed_b);
+  const WgmmaRoom room = plan_room(T, g, plan.bytes, context);
+  split<S, kSplitCluster>(g, plan, context, room.clear);
+  launch_wgmma<S, T>(g, plan, room, context);
+  launch_recompute<T.BN>(room.job, context);
+}
+
+// Bytes for it.
+inline size_t wgmma_workspace(Scheme s, const Tile& t, const Gemm& g, const Context& context) {
+  return plan_room(t, g, plan_split(g, s.parts, nullptr, context.packed_b).bytes, context).bytes;
+}
+
+// Coordinates of TMA are 32-bit numbers.
+inline const char* too_large(const Gemm& g) {
+  const int64_t most = INT32_MAX - 1024;
+  return g.m * g.batch > most || g.n * g.batch > most ? "has over 2^31 rows or columns in all"
+                                                      : too_deep_to_split(g);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

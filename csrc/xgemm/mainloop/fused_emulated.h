@@ -1,0 +1,232 @@
+// The main loop of narrow products: a block's share of a tile. wgmma has D transposed, so that the
+// longer side of D is its 64 rows, and takes that operand from registers.
+#pragma once
+
+#include <type_traits>
+
+#include "xgemm/device/pipeline.h"
+#include "xgemm/emulation/register_limbs.h"
+#include "xgemm/mainloop/fused_split_k.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+constexpr Scheme kNarrowScheme = kBf16x6;
+// In slices, after which the sums of the smaller products are added to the others.
+constexpr int kNarrowSegment = kNarrowScheme.segment / kSliceK;
+// A thread's, of a tile with BM rows.
+template <int BM>
+constexpr int kNarrowSums = BM * kLong / kShareThreads;
+// Registers of a thread that multiplies, and of one that splits or loads.
+constexpr int kNarrowRegisters = 192, kSplitterRegisters = 64;
+static_assert(registers_suffice(1, kShareThreads, kNarrowRegisters, kSplitters + kLoaders,
+                                kSplitterRegisters));
+constexpr int kShareWarps = (kShareThreads + kSplitters) / 32;
+constexpr int kNarrowThreads = kShareThreads + kSplitters + kLoaders;
+// Slices in parts; and those on their way from gmem.
+constexpr int kNarrowBuffers = 4, kSlicesAhead = 5;
+
+// A block's shared memory. Slices lie as they are for those who split them: D's columns for those
+// who multiply, D's rows for others, which leave them in parts for these.
+template <int BM, bool kA, bool kB>
+struct NarrowRing {
+  using Rows = SharedParts<kSplitters, BM, kA>;
+  using Columns = RegisterParts<kLong, kB>;
+  typename Columns::Slice columns[kSlicesAhead];
+  typename Rows::Raw rows[kSlicesAhead];
+  typename Rows::Slice slices[kNarrowBuffers];
+  Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in parts
+  Mbarrier landed[kSlicesAhead], taken[kSlicesAhead];  // of slices as they are
+  uint32_t ranges[kShareWarps];  // of what each warp has split: see join_ranges ...
+  float told;  // ... and all of them, as bits, for the cluster
+
+  // Where slices have been.
+  __device__ __forceinline__ NarrowSums<BM>& sums() {
+    static_assert(sizeof(NarrowSums<BM>) <= sizeof slices);
+    return *reinterpret_cast<NarrowSums<BM>*>(&slices);
+  }
+
+  // The range of a warp's elements: D's rows are A's, its columns B's.
+  __device__ __forceinline__ void tell(const Reach& reach) {
+    const int warp = threadIdx.x / 32;
+    const uint32_t range = reach.half_range() << (warp < kShareThreads / 32 ? 16 : 0);
+    const uint32_t joint = join_ranges_of_warp(range);
+    if (threadIdx.x % 32 == 0) ranges[warp] = joint;
+  }
+  // Of all of the block, once all have told.
+  __device__ __forceinline__ uint32_t range() const {
+    const int warp = threadIdx.x % 32;
+    return join_ranges_of_warp(warp < kShareWarps ? ranges[warp] : 0);
+  }
+
+  // By all threads of the block. `loading`: those that arrive when a slice lands.
+  __device__ __forceinline__ void init(int loading) {
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < kNarrowBuffers; ++s) {
+        mbarrier_init(&full[s], kSplitters);
+        mbarrier_init(&empty[s], kShareThreads / 128);
+      }
+      for (int s = 0; s < kSlicesAhead; ++s) {
+        mbarrier_init(&landed[s], loading);
+        mbarrier_init(&taken[s], kShareThreads + kSplitters);
+      }
+      fence_barrier_init();
+    }
+    __syncthreads();
+  }
+};
+
+// How many slices a share has: one at least, of zeros where there is no k.
+__device__ __forceinline__ int slices_between(int64_t k0, int64_t k1) {
+  return k1 > k0 ? static_cast<int>((k1 - k0 + kSliceK - 1) / kSliceK) : 1;
+}
+
+// gmem -> smem: slices from k0 to k1. What TMA takes, one thread asks for; the rest all copy. By
+// loads and cp.async of all operands a slice of 64 rows took 1.2 us, tensor cores or not, and 0.75
+// with one operand alone; by TMA 0.74 (H200, 2026-11-23). Nobody who splits asks for anything: that
+// needs a fence a slice, and a fence waits for whatever its thread has asked for.
+struct NarrowLoad {
+  const ShareJob& job;
+  __device__ __forceinline__ bool copies() const { return !job.a.by_tma || !job.b.by_tma; }
+  __device__ __forceinline__ bool tma() const { return job.a.by_tma || job.b.by_tma; }
+  // How many arrive when a slice lands.
+  __device__ __forceinline__ int arrivals() const { return (copies() ? kLoaders : 0) + tma(); }
+
+  template <int BM, bool kA, bool kB>
+  __device__ __forceinline__ void run(NarrowRing<BM, kA, kB>& ring, const Gemm& g, const Origin& o,
+                                      int64_t k0, int64_t k1) const {
+    const int thread = static_cast<int>(threadIdx.x) % kLoaders, z = static_cast<int>(blockIdx.z);
+    const bool first = thread == 0 && tma();
+    if (!first && !copies()) return;
+    const RawLoader<kLoaders, BM, kA> rows{g.a, o.i, g.m, k1, job.a, g.a.bs ? z : 0, thread};
+    const RawLoader<kLoaders, kLong, kB> columns{g.b.transposed(), o.j,   g.n, k1, job.b,
+                                                 g.b.bs ? z : 0,   thread};
+    const int bytes = (job.a.by_tma ? rows.kBytes : 0) + (job.b.by_tma ? columns.kBytes : 0);
+    RingPlace<kSlicesAhead> at;
+#pragma unroll 1
+    for (int left = slices_between(k0, k1); left > 0; --left, k0 += kSliceK, at.advance()) {
+      Mbarrier* const landed = &ring.landed[at.stage];
+      mbarrier_wait(&ring.taken[at.stage], at.parity ^ 1);
+      if (first) {
+        mbarrier_expect(landed, bytes);
+        if (job.a.by_tma) rows.by_tma(ring.rows[at.stage], landed, k0);
+        if (job.b.by_tma) columns.by_tma(ring.columns[at.stage], landed, k0);
+      }
+      if (!copies()) continue;
+      if (!job.a.by_tma) rows.by_copies(ring.rows[at.stage], k0);
+      if (!job.b.by_tma) columns.by_copies(ring.columns[at.stage], k0);
+      mbarrier_arrive_after_copies(landed);
+    }
+  }
+};
+
+// D's rows into parts. Their range is told before the last slice is handed over, so that who
+// multiplies it knows that to be there.
+template <int BM, bool kA, bool kB>
+__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, int64_t k0, int64_t k1) {
+  Reach reach;
+  RingPlace<kSlicesAhead> from;
+  RingPlace<kNarrowBuffers> to;
+#pragma unroll 1
+  for (int left = slices_between(k0, k1); left > 0; --left, from.advance(), to.advance()) {
+    mbarrier_wait(&ring.landed[from.stage], from.parity);
+    mbarrier_wait(&ring.empty[to.stage], to.parity ^ 1);
+    SharedParts<kSplitters, BM, kA>::split(ring.slices[to.stage], ring.rows[from.stage], reach);
+    mbarrier_arrive(&ring.taken[from.stage]);
+    if (left == 1) ring.tell(reach);
+    fence_for_wgmma();
+    mbarrier_arrive(&ring.full[to.stage]);
+  }
+}
+
+// The products of a slice: main = those of the first parts, rest += the others, smallest first.
+template <int BM, int kSums>
+__device__ __forceinline__ void multiply_main(float (&main)[kSums],
+                                              const uint32_t (&columns)[2][3][4], uint64_t rows) {
+#pragma unroll
+  for (int k = 0; k < 2; ++k)
+    wgmma<kNarrowScheme.type>(main, columns[k][0], rows + k * kDescriptorK16, k > 0);
+}
+template <int BM, int kSums>
+__device__ __forceinline__ void multiply_rest(float (&rest)[kSums],
+                                              const uint32_t (&columns)[2][3][4], uint64_t rows,
+                                              bool accumulate) {
+  constexpr uint64_t kNext = BM * kSliceK * 2 >> 4;
+  struct Product {
+    int column, row;  // parts
+  };
+  constexpr Product kProducts[] = {{0, 2}, {1, 1}, {2, 0}, {0, 1}, {1, 0}};
+#pragma unroll
+  for (int n = 0; n < 5; ++n)
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const auto [column, row] = kProducts[n];
+      wgmma<kNarrowScheme.type>(rest, columns[k][column], rows + row * kNext + k * kDescriptorK16,
+                                accumulate || n > 0 || k > 0);
+    }
+}
+
+// sum = the products of k0 to k1. While those of a slice are made, the next is split; main is
+// promoted while the rest is made.
+template <int BM, bool kA, bool kB>
+__device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Reach& reach,
+                                               NarrowRing<BM, kA, kB>& ring, int64_t k0,
+                                               int64_t k1) {
+  using Columns = RegisterParts<kLong, kB>;
+  constexpr int kSums = kNarrowSums<BM>;
+  const int count = slices_between(k0, k1), first = Columns::first();
+  Columns columns;
+  float main[kSums], rest[kSums];
+  RingPlace<kNarrowBuffers> at, done;
+  RingPlace<kSlicesAhead> next;
+  const auto split = [&](auto number) {
+    mbarrier_wait(&ring.landed[next.stage], next.parity);
+    columns.split(number(), ring.columns[next.stage], first, reach);
+    mbarrier_arrive(&ring.taken[next.stage]);
+    next.advance();
+  };
+  const auto release = [&] {
+    if (threadIdx.x % 128 == 0) mbarrier_arrive(&ring.empty[done.stage]);
+    done.advance();
+  };
+  // Slice s, of parts `number`; the others are free once the slice before is done, and are made of
+  // the slice after, if there is one.
+  const auto multiply = [&](auto number, auto more, int s) {
+    mbarrier_wait(&ring.full[at.stage], at.parity);
+    const uint64_t rows = wgmma_descriptor<kSliceK * 2>(ring.slices[at.stage]);
+    const bool accumulate = s % kNarrowSegment != 0;
+    wgmma_fence();
+    multiply_main<BM>(main, columns.parts[number()], rows);
+    wgmma_commit();
+    multiply_rest<BM>(rest, columns.parts[number()], rows, accumulate);
+    wgmma_commit();
+    at.advance();
+    if (accumulate) wgmma_wait<2>(), release();
+    if constexpr (more()) split(std::integral_constant<int, 1 - number()>());
+    wgmma_wait<1>();
+    wgmma_settled(main);
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) sum[e] += main[e];
+    if (more() && (s + 1) % kNarrowSegment != 0) return;
+    wgmma_wait<0>();
+    wgmma_settled(rest);
+    release();
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) sum[e] += rest[e];
+  };
+  const std::integral_constant<int, 0> even;
+  const std::integral_constant<int, 1> odd;
+  const std::true_type more;
+  const std::false_type last;
+  split(even);
+#pragma unroll 1
+  for (int s = 0;; s += 2) {
+    if (s + 1 == count) return multiply(even, last, s);
+    multiply(even, more, s);
+    if (s + 2 == count) return multiply(odd, last, s + 1);
+    multiply(odd, more, s + 1);
+  }
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

@@ -1,0 +1,138 @@
+// From the sums that the shares of a tile have to D: by the block that has all of K, by the blocks
+// of a cluster, or by those of another launch.
+#pragma once
+
+#include "xgemm/emulation/settle.h"
+#include "xgemm/mainloop/fused_emulated.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+// Takes a lane's four neighbours from (i, j) on through the epilogue, by all of a warp, which has
+// row i.
+__device__ __forceinline__ void store_sums4(const Gemm& g, int64_t i, int64_t j, float (&sum)[4],
+                                            uint32_t range) {
+  settle(g, i, j, sum, range);
+  if (i < g.m && j < g.n) store_row4(g, i, j, sum);
+}
+
+// The blocks of a cluster add up what they have of a tile, each its part of it, once all have left
+// it. told: the range of a block's operands, as bits.
+template <int BM>
+__device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& here, const float* told,
+                                                  const Gemm& g, const Origin& o, int share,
+                                                  int shares) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t range =
+      join_ranges_of_warp(float_to_bits(load_from_block(told, lane < shares ? lane : share)));
+  add_in_cluster<kShareThreads>(here, share, shares, [&](int row, int column, float (&sum)[4]) {
+    store_sums4(g, o.i + row, o.j + column, sum, range);
+  });
+  cluster_sync(Relaxed());  // nobody reads this block's any more
+}
+
+// Part `part` of a tile whose shares are in the workspace: four elements a thread.
+template <int BM>
+__device__ __forceinline__ void finish_tile(const ShareJob& job, const Gemm& g, unsigned tile,
+                                            int part) {
+  constexpr int kAhead = 16;
+  const Origin o = origin_of(job, tile, BM);
+  const int64_t place = job.place(blockIdx.z, tile);
+  const int e = (part * kShareThreads + static_cast<int>(threadIdx.x)) * 4;
+  const int shares = static_cast<int>(job.shares);
+  const float* const sums = job.sums + place * (BM * kLong) + e;
+  float sum[4] = {-0.f, -0.f, -0.f, -0.f};  // -0 + x is x
+  uint32_t range = 0;
+#pragma unroll 1
+  for (int first = 0; first < shares; first += kAhead) {
+    const int share = first + static_cast<int>(threadIdx.x) % kAhead;
+    if (share < shares) range = join_ranges(range, job.ranges[place + share]);
+    add_shares<kAhead>(sum, first, shares,
+                       [&](float (&x)[4], int s) { load4(x, sums + int64_t{s} * (BM * kLong)); });
+  }
+  store_sums4(g, o.i + e / kLong, o.j + e % kLong, sum, join_ranges_of_warp(range));
+}
+
+// Leaves a share's sums in a tile whose rows are kPitch apart.
+template <int BM, int kPitch>
+__device__ __forceinline__ void leave_sums(float* tile, const float (&sum)[kNarrowSums<BM>]) {
+  float* const sums =
+      tile + threadIdx.x % 4 * 2 * kPitch + RegisterParts<kLong, false>::first_row();
+#pragma unroll
+  for (int e = 0; e < kNarrowSums<BM>; e += 4)
+#pragma unroll
+    for (int c = 0; c < 2; ++c) store2(sums + (e / 4 * 8 + c) * kPitch, sum[e + c], sum[e + 2 + c]);
+}
+
+// Element e of a thread's sums in its tile, from the thread's first on: elements 4 p to 4 p + 3 are
+// two by two neighbours, in rows 8 p and the next; down first.
+__device__ __forceinline__ constexpr int sum_row(int e) { return e / 4 * 8 + e % 2; }
+__device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
+
+// store(i, j, x) for each x that a thread has of a tile, as far as D goes. It leaves them for
+// itself: they go round, and have no number that is known only here.
+template <int BM, class Store>
+__device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
+                                         const float (&x)[kNarrowSums<BM>], const Store& store) {
+  const int row = threadIdx.x % 4 * 2, column = RegisterParts<kLong, false>::first_row();
+  leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], x);
+#pragma unroll 1
+  for (int e = 0; e < kNarrowSums<BM>; ++e) {
+    const int r = row + sum_row(e), c = column + sum_column(e);
+    if (o.i + r < g.m && o.j + c < g.n) store(o.i + r, o.j + c, here.d[r][c]);
+  }
+}
+
+// Takes the sums of a tile through the epilogue, from the registers of those who have them. Most
+// tiles go straight through: behind a jump, code is waited for. Others go by way of shared memory,
+// to warps that have rows.
+template <int BM>
+__device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
+                                           const float (&sum)[kNarrowSums<BM>], uint32_t range) {
+  constexpr int kSums = kNarrowSums<BM>;
+  const int64_t i = o.i + threadIdx.x % 4 * 2;
+  const int64_t j = o.j + RegisterParts<kLong, false>::first_row();
+  if (!Certainty(range, g.k).always()) [[unlikely]] {
+    leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], sum);
+    named_barrier(1, kShareThreads);
+    const int column = threadIdx.x % 32 * 4;
+#pragma unroll 1
+    for (int row = threadIdx.x / 32; row < BM; row += kShareThreads / 32) {
+      float x[4];
+      load4(x, &here.d[row][column]);
+      store_sums4(g, o.i + row, o.j + column, x, range);
+    }
+    return;
+  }
+  float z[kSums];
+  if (g.beta == 0.f) {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) z[e] = g.without_c(sum[e]);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e)
+      z[e] = g.c(min_of(i + sum_row(e), g.m - 1), min_of(j + sum_column(e), g.n - 1));
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) z[e] = g.with_c(sum[e], z[e]);
+  }
+  const bool straight = g.act == Act::none && o.i + BM <= g.m && o.j + kLong <= g.n &&
+                        reinterpret_cast<uintptr_t>(g.d.data) % 8 == 0;
+  if (straight && g.d.cs == 1 && g.d.rs % 2 == 0) {
+#pragma unroll
+    for (int e = 0; e < kSums; e += 4) {
+      store2(g.d.ptr(i + sum_row(e), j), z[e], z[e + 2]);
+      store2(g.d.ptr(i + sum_row(e) + 1, j), z[e + 1], z[e + 3]);
+    }
+  } else if (straight && g.d.rs == 1 && g.d.cs % 2 == 0) {
+#pragma unroll
+    for (int e = 0; e < kSums; e += 2)
+      store2(g.d.ptr(i + sum_row(e), j + sum_column(e)), z[e], z[e + 1]);
+  } else {
+    go_round<BM>(here, g, o, z, [&](int64_t r, int64_t c, float x) {
+      g.d(r, c) = g.act == Act::none ? x : activate(g.act, x);
+    });
+  }
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

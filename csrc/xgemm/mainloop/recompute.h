@@ -1,0 +1,233 @@
+// What parts could not give, made anew by FP32 operations: units of D whose results are not all
+// certified are marked in a map on the device, and one launch behind the product, mostly idle,
+// works the map off. Its order does not reach the bits: which units are marked depends on the
+// operands alone, and where K is cut on how many they are.
+#pragma once
+
+#include "xgemm/core/workspace.h"
+#include "xgemm/device/launch.h"
+#include "xgemm/emulation/certificate.h"
+#include "xgemm/emulation/decompose.h"
+#include "xgemm/mainloop/multistage.h"
+
+namespace xgemm {
+
+constexpr int kUnitRows = 64;  // of D; a unit has 64 or 128 columns
+
+// The map: a Fate for each unit, written by whoever has computed it.
+struct RecomputeMap {
+  uint32_t* fates = nullptr;
+  uint32_t* any = nullptr;  // whether some unit is to be made anew; found zero
+  int64_t units_m = 0, units_n = 0, units = 0;  // of a matrix, down and across; of all
+
+  // By one thread, of the unit at (i, j) of matrix z, if there is one.
+  __device__ __forceinline__ void mark(const Gemm& g, int64_t z, int64_t i, int64_t j, int columns,
+                                       Fate worst) const {
+    if (i >= g.m) return;
+    fates[(z * units_m + i / kUnitRows) * units_n + j / columns] = static_cast<uint32_t>(worst);
+    if (worst >= Fate::recomputed) atomic_max(any, 1);
+  }
+};
+
+struct RecomputeJob {
+  Gemm g;
+  RecomputeMap map;
+  uint32_t slots = 0;  // room for so many sums of a share of K
+  float* sums = nullptr;  // [slot][element / 4][thread][4]
+  uint32_t* come = nullptr;  // by unit: how many shares have come; found zero
+  uint32_t* counter = nullptr;  // Context::recomputed
+};
+
+inline namespace XGEMM_FLAVOUR {
+
+// K is cut where units are few, in shares at least so long.
+constexpr int64_t kLeastRecomputeShare = 256;
+
+template <int kColumns>
+constexpr Tile recompute_tile() {
+  if constexpr (kColumns == 128) return pipelined_tile(64, 128, 16, 8, 8, 4, 3, 0.f);
+  else return pipelined_tile(64, 64, 16, 8, 4, 4, 3, 0.f);
+}
+template <int kColumns>
+constexpr Tile kRecomputeTile = recompute_tile<kColumns>();
+
+// The units to be made anew, as a block counts them: each thread has a run of the map.
+template <int kThreads>
+struct MarkedUnits {
+  uint32_t recomputed[kThreads], chained[kThreads];  // in each thread's run
+  uint32_t found;
+};
+// What a thread knows of them: how many there are before its run, in it, and in all.
+template <int kThreads>
+struct UnitCounts {
+  uint32_t before[2] = {}, own[2] = {}, all[2] = {};  // recomputed, chained
+
+  __device__ static __forceinline__ int64_t run_of(const RecomputeMap& map) {
+    return ceil_div(map.units, kThreads);
+  }
+  __device__ __forceinline__ UnitCounts(MarkedUnits<kThreads>& marked, const RecomputeMap& map) {
+    const int64_t first = threadIdx.x * run_of(map);
+    for (int64_t u = first; u < min_of(first + run_of(map), map.units); ++u) {
+      own[0] += map.fates[u] == static_cast<uint32_t>(Fate::recomputed);
+      own[1] += map.fates[u] == static_cast<uint32_t>(Fate::chained);
+    }
+    marked.recomputed[threadIdx.x] = own[0], marked.chained[threadIdx.x] = own[1];
+    __syncthreads();
+    for (unsigned t = 0; t < kThreads; ++t) {
+      const uint32_t count[2] = {marked.recomputed[t], marked.chained[t]};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (t < threadIdx.x) before[i] += count[i];
+        all[i] += count[i];
+      }
+    }
+  }
+  // Number `ordinal` of a fate, by all threads.
+  __device__ __forceinline__ int64_t find(MarkedUnits<kThreads>& marked, const RecomputeMap& map,
+                                          Fate fate, uint32_t ordinal) const {
+    const bool of_chained = fate == Fate::chained;
+    uint32_t number = of_chained ? before[1] : before[0];
+    if (number <= ordinal && ordinal < number + (of_chained ? own[1] : own[0])) {
+      int64_t u = threadIdx.x * run_of(map);
+      for (;; ++u)
+        if (map.fates[u] == static_cast<uint32_t>(fate) && number++ == ordinal) break;
+      marked.found = static_cast<uint32_t>(u);
+    }
+    __syncthreads();  // nor does anybody read the ring, or the number before, any more
+    return marked.found;
+  }
+};
+
+template <int kColumns>
+struct RecomputeShared {
+  Ring<kRecomputeTile<kColumns>> ring;
+  MarkedUnits<kRecomputeTile<kColumns>.threads()> marked;
+};
+
+// Blocks take item after item: a unit, or, where there are fewer units than blocks, a share of K of
+// one. A unit whose sum may overflow on its way is one chain, as the strict stages make it.
+template <int kColumns, bool kA, bool kB>
+__global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
+                                  kRecomputeTile<kColumns>.min_blocks)
+    recompute(const RecomputeJob job) {
+  constexpr Tile T = kRecomputeTile<kColumns>;
+  constexpr int kThreads = T.threads(), kSums = T.TM * T.TN;
+  take_turn();
+  if (*job.map.any == 0) return;
+  XGEMM_SHARED_DYNAMIC(shared, RecomputeShared<kColumns>);
+  const UnitCounts<kThreads> counts(shared.marked, job.map);
+  const uint32_t recomputed = counts.all[0], chained = counts.all[1];
+  if (job.counter && blockIdx.x == 0 && threadIdx.x == 0)
+    atomic_add(job.counter, chained + recomputed);
+  // Shares of K: so many that each has a block and a slot.
+  uint32_t shares = 1;
+  if (recomputed > 0 && chained + 2 * recomputed <= job.slots)
+    shares = static_cast<uint32_t>(
+        min_of((job.slots - chained) / recomputed, ceil_div(job.g.k, kLeastRecomputeShare)));
+  const int64_t share = ceil_div(ceil_div(job.g.k, shares), T.BK) * T.BK;
+  const uint32_t items = chained + recomputed * shares;
+#pragma unroll 1
+  for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const bool alone = item < chained || shares == 1;
+    const uint32_t ordinal = item < chained ? item : (item - chained) / shares;
+    const uint32_t s = alone ? 0 : (item - chained) % shares;
+    const int64_t unit = counts.find(shared.marked, job.map,
+                                     item < chained ? Fate::chained : Fate::recomputed, ordinal);
+    const int64_t in_matrix = unit % (job.map.units_m * job.map.units_n);
+    const Gemm g = job.g.at(unit / (job.map.units_m * job.map.units_n));
+    const Origin o{in_matrix / job.map.units_n * kUnitRows, in_matrix % job.map.units_n * kColumns};
+    const int64_t k0 = alone ? 0 : min_of(s * share, g.k);
+    Gemm part = g;
+    part.a.data += k0 * g.a.cs;
+    part.b.data += k0 * g.b.rs;
+    part.k = alone ? g.k : min_of(share, g.k - k0);
+    // The last share's block adds up, in order.
+    multiply_pipelined<T, kA, kB>(shared.ring, part, o, [&](auto& sum, int row, int column) {
+      if (!alone) {
+        float* const mine = job.sums + (int64_t{item} * kSums * kThreads + threadIdx.x * 4);
+#pragma unroll
+        for (int e = 0; e < kSums; e += 4) {
+          const float* const x = &sum[e / T.TN][e % T.TN];
+          store4(mine + e * kThreads, make_float4(x[0], x[1], x[2], x[3]));
+        }
+        if (s + 1 < shares) {
+          __syncthreads();
+          if (threadIdx.x == 0) signal(&job.come[ordinal]);
+          return;
+        }
+        if (threadIdx.x == 0) wait_for_signals(&job.come[ordinal], shares - 1);
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < kSums; ++e) sum[e / T.TN][e % T.TN] = -0.f;  // -0 + x is x
+        const float* from = mine - int64_t{s} * kSums * kThreads;
+#pragma unroll 1
+        for (uint32_t n = 0; n < shares; ++n, from += kSums * kThreads)
+#pragma unroll
+          for (int e = 0; e < kSums; e += 4) {
+            float x[4];
+            load4(x, from + e * kThreads);
+#pragma unroll
+            for (int w = 0; w < 4; ++w) sum[e / T.TN][e % T.TN + w] += x[w];
+          }
+      }
+      store_fragment<kStrideM, kStrideN>(g, o.i + row, o.j + column, sum);
+    });
+  }
+}
+
+// Where the map and the sums lie in a workspace, of which `used` bytes are taken; words that the
+// split is to clear, `flags` of them somebody else's, lie together; `room` bytes of sums are there
+// anyway, for what has ended before.
+struct RecomputePlan {
+  RecomputeJob job;
+  Clear clear;
+  float* sums = nullptr;
+  size_t bytes = 0;
+};
+inline RecomputePlan plan_recompute(const Gemm& g, int columns, size_t used, size_t room, int flags,
+                                    const Context& context) {
+  RecomputePlan plan;
+  RecomputeJob& job = plan.job;
+  job.g = g;
+  job.counter = context.recomputed;
+  job.map.units_m = ceil_div(g.m, kUnitRows), job.map.units_n = ceil_div(g.n, columns);
+  job.map.units = job.map.units_m * job.map.units_n * g.batch;
+  const int64_t shares = ceil_div(g.k, kLeastRecomputeShare);
+  const int64_t blocks = int64_t{kRecomputeTile<128>.min_blocks} * context.device.sm_count;
+  if (shares > 1)
+    job.slots = static_cast<uint32_t>(
+        std::min(blocks, job.map.units > blocks ? blocks : job.map.units * shares));
+  Layout all{context.workspace, used};
+  const size_t of_slots = size_t{job.slots} * kUnitRows * static_cast<size_t>(columns) * 4;
+  plan.sums = static_cast<float*>(all.place(std::max(room, of_slots)));
+  job.sums = plan.sums;
+  plan.clear.count = flags + 1 + static_cast<int>(job.slots);
+  plan.clear.words =
+      static_cast<uint32_t*>(all.place(static_cast<size_t>(plan.clear.count) * sizeof(uint32_t)));
+  job.map.any = plan.clear.words + flags;
+  job.come = job.map.any + 1;
+  job.map.fates = static_cast<uint32_t*>(
+      all.place(times(static_cast<size_t>(job.map.units), sizeof(uint32_t))));
+  plan.bytes = all.bytes;
+  return plan;
+}
+
+// Behind the product.
+template <int kColumns>
+void launch_recompute(const RecomputeJob& job, const Context& context) {
+  constexpr Tile T = kRecomputeTile<kColumns>;
+  const int64_t blocks = std::max<int64_t>(
+      job.slots, std::min<int64_t>(job.map.units, int64_t{T.min_blocks} * context.device.sm_count));
+  void (*const kernel)(RecomputeJob) =
+      by_major([](auto a, auto b) { return recompute<kColumns, a(), b()>; }, job.g);
+  launch(kernel,
+         {.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(T.threads()),
+          .smem = sizeof(RecomputeShared<kColumns>),
+          .dependent = may_depend(context.device),
+          .in_order = true},
+         context, job);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm
