@@ -147,7 +147,7 @@ def show(record: dict[str, Any]) -> None:
             if name not in (CUBLAS, ONE):
                 share = int(name.split()[-1])
                 by_share[share] = min(by_share.get(share, (math.inf, "")), (time_us, name))
-        given = xgemm_torch.chain_share(p.m, p.n, p.k)
+        given = xgemm_torch.split_k_size(p.m, p.n, p.k)
         best, name = min(by_share.values())
         here = by_share.get(given, (math.nan, "not measured"))
         ratios.append(us[CUBLAS] / here[0])

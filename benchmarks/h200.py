@@ -72,7 +72,7 @@ def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> di
     verdict: dict[str, Any] = {"wrong": [], "chain_on_cpu": True}
     strict = [name for name in stages if listed[name].strict]
     for name in strict:
-        share = xgemm_torch.chain_share(size, size, size) if listed[name].splits else 0
+        share = xgemm_torch.split_k_size(size, size, size) if listed[name].splits else 0
         result = fresh(name, layout, a, b)
         if share not in first:
             first[share] = name, result

@@ -77,7 +77,7 @@ class Function:
 
     @property
     def kernel(self) -> str:
-        """``"split_kernel"``: the name, without namespaces, template arguments and parameters."""
+        """``"decompose_kernel"``: no namespaces, template arguments and parameters."""
         return _demangled(self.name)[0]
 
     @property

@@ -73,14 +73,14 @@ HEADERS = {
 # the main loop.
 CORES = {
     "cp_async_pipelined": ("mainloop/multistage.h", "multiply_pipelined"),
-    "tma_specialized": ("mainloop/warp_specialized.h", "multiply_pieces"),
-    "mma_fp16x3": ("mainloop/emulated_mma.h", "multiply_parts"),
+    "tma_specialized": ("mainloop/warp_specialized.h", "multiply_work_tiles"),
+    "mma_fp16x3": ("mainloop/emulated_mma.h", "multiply_limbs"),
     "wgmma_fp16x3": ("mainloop/emulated_wgmma.h", "wgmma_kernel"),
-    "wgmma_narrow": ("mainloop/fused_emulated.h", "multiply_share"),
+    "wgmma_narrow": ("mainloop/fused_emulated.h", "multiply_slices"),
     "split_k": ("26_split_k.cu", "kernel"),
     "gemv": ("mainloop/gemv.h", "add"),
     "outer": ("28_outer.cu", "kernel"),
-    "tma_split_k": ("29_tma_split_k.cu", "piece"),
+    "tma_split_k": ("29_tma_split_k.cu", "work_tile"),
     "tma_gemv": ("mainloop/gemv_tma.h", "multiply"),
     "whole_k": ("mainloop/small_tile.h", "multiply_whole_k"),
     "wgmma_short": ("mainloop/fused_emulated_short_k.h", "multiply_tiles"),
@@ -123,10 +123,10 @@ ORIGINS = {
     "CUTLASS's kernels for sm_90; tiles that are shared out along K are the idea of Stream-K "
     "(Osama et al., [arXiv:2301.03598](https://arxiv.org/abs/2301.03598)), here without changing "
     "a chain.",
-    "mma_fp16x3": "This project. Two fp16 parts and sums that leave the tensor cores early are "
+    "mma_fp16x3": "This project. Two fp16 limbs and sums that leave the tensor cores early are "
     "Ootomo's and Yokota's ([arXiv:2203.03341](https://arxiv.org/abs/2203.03341)).",
     "wgmma_fp16x3": "This project, with rung 21's parts and sums.",
-    "wgmma_bf16x6": "This project. Three bf16 parts are from Henry, Tang and Heinecke "
+    "wgmma_bf16x6": "This project. Three bf16 limbs are from Henry, Tang and Heinecke "
     "([arXiv:1904.06376](https://arxiv.org/abs/1904.06376)).",
     "wgmma_narrow": "This project.",
     "split_k": "This project. To cut K is an old technique; that the cut depends on the problem "
@@ -175,7 +175,7 @@ WORDS = (
         "much of K the slice at `k0` holds, less than `BK` at the end",
     ),
     (
-        "`raster`, `Origin`",
+        "`swizzled_tile`, `TileCoord`",
         "core/tile_scheduler.h",
         "which tile a block computes, as its first row and column: `group` rows of tiles are "
         "walked together, column by column, so that they share B in L2",
@@ -216,10 +216,10 @@ WORDS = (
         "device, the workspace",
     ),
     (
-        "`RingPlace`, `Piece`, job",
+        "`PipelineState`, `WorkTile`, job",
         "device/pipeline.h",
-        "from rung 20 on: a stage of the ring and the parity of its barriers; a tile and the "
-        "slices of it that a block computes; the list of pieces",
+        "from rung 20 on: a slot of the ring and the parity of its barriers; a tile and the "
+        "slices of it that a block computes; the list of work tiles",
     ),
 )
 
@@ -400,7 +400,7 @@ adds up. So no long sum is left to them. P, the products hi x hi of one slice, i
 added to C by an ordinary FP32 addition, which rounds to nearest. Q, the two products with a `lo`,
 is two thousand times smaller, and so are its errors: it may run on for a whole segment of K.
 
-Of elements far smaller than their row's largest, two fp16 parts cut off the last bits. Whether that
+Of elements far smaller than their row's largest, two fp16 limbs cut off the last bits. Whether that
 matters is asked of the result: what was cut off are roundings, whose sum is known from the norms of
 the row and the column, and where it may show beside the result's own magnitude, the unit of 64 rows
 that the result is in is not stored but marked. A launch behind the product makes marked units anew
@@ -429,7 +429,7 @@ host asks nothing and waits for nothing, so a CUDA graph can hold it all.""",
 A bf16 number has FP32's range of exponents and eight bits. Three of them hold all the bits of a
 float, wherever it lies in its row, so there is next to nothing that the parts cannot give. The
 price is in the products: of nine, the six matter that are not below FP32's last bit, twice as many
-as with two fp16 parts. The kernel is the same, with other numbers in its scheme: a rung for those
+as with two fp16 limbs. The kernel is the same, with other numbers in its scheme: a rung for those
 who want no exceptions.""",
     "wgmma_narrow": """\
 Splitting in a launch of its own pays where an element serves hundreds of products. In a narrow
@@ -455,7 +455,7 @@ another block takes a while: all of it is asked for before any is added. Product
 blocks are too few for a tile take more blocks, which make no cluster, and a second launch. Either
 way the sums are added in one order.
 
-Three bf16 parts need no scale, so nothing has to be known of a row before it is read. What they
+Three bf16 limbs need no scale, so nothing has to be known of a row before it is read. What they
 cannot hold, elements near the ends of FP32's range, a thread notices while it splits, for five
 instructions a pair. Only where a block's operands have such a range are results looked at, each by
 its magnitude; a warp settles those that are uncertain by what it finds in their row and column.""",
@@ -514,14 +514,14 @@ Here blocks are small and many, B's few rows stay in a thread's registers, a blo
 read once, and the epilogue asks its questions once for all of a thread's rows. What then remains is
 four multiplications and a 16-byte store. With a K of 1 it is as quick as filling D with zeros.""",
     "tma_split_k": """\
-split_k's chains, tma_specialized's machine. A chain of a tile is a piece of work like any other: a
+split_k's chains, tma_specialized's machine. A chain of a tile is a work tile like any other: a
 tile, its first slice and its last. So the persistent grid, the ring and the warps that only fetch
-stay as they are, and what changes is the list of pieces: all tiles of the first chain, then those
-of the second. The large tile does more products for each word it reads from shared memory, and
-where K is cut there are pieces enough for it.
+stay as they are, and what changes is the list of work tiles: all tiles of the first chain, then
+those of the second. The large tile does more products for each word it reads from shared memory,
+and where K is cut there are work tiles enough for it.
 
-A piece's accumulators go to the workspace, through the same epilogue as results go to D, and the
-second launch is split_k's. The bits are, too: who makes a chain does not matter to it.""",
+A work tile's accumulators go to the workspace, through the same epilogue as results go to D, and
+the second launch is split_k's. The bits are, too: who makes a chain does not matter to it.""",
     "tma_gemv": """\
 Eight rows are too many for gemv, whose lanes would need eight sums for each of their columns and
 ask for the same of A again and again, and too few for a tile: a block of split_k waits for memory
@@ -581,7 +581,7 @@ A warp that reads a whole row from shared memory stores four lines, all of each,
 multiplies is at the next tile by then.
 
 With sums so short none is promoted late: what the smaller products come to, and then what the
-largest do, is added to an FP32 register after each slice. Elements that three parts cannot hold
+largest do, is added to an FP32 register after each slice. Elements that three limbs cannot hold
 are told by those who split to those who store, tile by tile. What is left is the split: a tile's
 columns keep one warpgroup longer than memory needs for the tile.""",
 }

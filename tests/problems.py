@@ -21,7 +21,7 @@ STRICT = [stage.name for stage in xgemm_torch.stages() if stage.strict]
 """Those whose bits are those of chains of fused multiply-adds."""
 
 SPLITS = [stage.name for stage in xgemm_torch.stages() if stage.splits]
-"""Those of them that make several chains of an element where `chain_share` says so."""
+"""Those of them that make several chains of an element where `split_k_size` says so."""
 
 AUTO = [stage.name for stage in xgemm_torch.stages() if stage.auto_choice]
 """Those that "auto" considers."""

@@ -32,7 +32,7 @@ LENGTHS = {
 
 
 def test_lengths_stay_what_they_are():
-    assert {size: xgemm_torch.chain_share(*size) for size in LENGTHS} == LENGTHS
+    assert {size: xgemm_torch.split_k_size(*size) for size in LENGTHS} == LENGTHS
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -44,13 +44,13 @@ def test_any_size_has_a_length(seed):
             int(2 ** (high * torch.rand((), generator=generator).item()))
             for high in (20, 20, 24, 8)
         )
-        share = xgemm_torch.chain_share(m, n, k, batch)
-        assert share == xgemm_torch.chain_share(n, m, k, batch)
+        share = xgemm_torch.split_k_size(m, n, k, batch)
+        assert share == xgemm_torch.split_k_size(n, m, k, batch)
         assert share == 0 or (share % 32 == 0 and 32 < share < k), (m, n, k, batch)
-    assert xgemm_torch.chain_share(0, 5, 9000) == xgemm_torch.chain_share(5, 5, 0) == 0
-    assert xgemm_torch.chain_share(1, 1, 2**40) > 0
-    assert 0 < xgemm_torch.chain_share(1, 1, 2**62) < 2**62
-    assert xgemm_torch.chain_share(2**40, 2**40, 2**62) == 0
+    assert xgemm_torch.split_k_size(0, 5, 9000) == xgemm_torch.split_k_size(5, 5, 0) == 0
+    assert xgemm_torch.split_k_size(1, 1, 2**40) > 0
+    assert 0 < xgemm_torch.split_k_size(1, 1, 2**62) < 2**62
+    assert xgemm_torch.split_k_size(2**40, 2**40, 2**62) == 0
 
 
 @pytest.mark.parametrize("share", [1, 40, 50])
@@ -64,7 +64,7 @@ def test_a_share_holds_whole_slices(share):
 
 def test_sizes_must_not_be_negative():
     with pytest.raises(ValueError, match="sizes must not be negative"):
-        xgemm_torch.chain_share(1, -2, 3)
+        xgemm_torch.split_k_size(1, -2, 3)
     with (
         pytest.raises(ValueError, match="share must be -1 or more, got -2"),
         simt.configure(share=-2),
@@ -184,7 +184,7 @@ def test_ieee_takes_the_stages_that_split(size, monkeypatch):
     """On every GPU; "fp32" only up to four rows; without a workspace rows that need none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = xgemm_torch.explain(*size, precision="ieee")
-    share = xgemm_torch.chain_share(*size)
+    share = xgemm_torch.split_k_size(*size)
     assert found.kernel in STAGES
     assert f"{-(-size[2] // share)} chains of {share} along k" in found.scheme
     for candidate in xgemm_torch.explain(*size).candidates:
@@ -199,7 +199,7 @@ def test_ieee_takes_the_stages_that_split(size, monkeypatch):
         )
         assert chosen["kernel"] in STAGES
     cpu = xgemm_torch.explain(torch.ones(2, 6000), torch.ones(6000, 3), precision="ieee")
-    share = xgemm_torch.chain_share(2, 3, 6000)
+    share = xgemm_torch.split_k_size(2, 3, 6000)
     assert f"{-(-6000 // share)} chains of {share} along k" in cpu.why
 
 
@@ -252,7 +252,7 @@ def test_one_chain_keeps_them_away(monkeypatch):
 def test_without_settings(size):
     """The lengths that users meet, through a stage's own source."""
     m, n, k = size
-    assert xgemm_torch.chain_share(m, n, k)
+    assert xgemm_torch.split_k_size(m, n, k)
     a, b = problems.wide(m, k), problems.wide(k, n)
     want = xgemm_torch.sgemm(a, b, precision="ieee")
     for stage in STAGES:

@@ -78,8 +78,8 @@ TILES = [tile(128, 7, 2, 2, 256), tile(128, 7, 1, 2, 256), tile(64, 8, 1, 2, 128
         # The stage's way out for operands of a wide range, and its helpers.
         ("12wgmma_kernelILNS_4HalfE1ELi128ELi1ELi7EEEvNS0_8WgmmaJobE",
          "wgmma_kernel<bf16,128,1,7>", None),
-        ("12split_kernelILNS_4HalfE0ELi256ELi4ELi32ELi8ELb0EEEvNS0_8SplitJobES3_PKNS_7VerdictE",
-         "split_kernel<fp16,256,4,32,8,false>", None),
+        ("16decompose_kernelILNS_4HalfE0ELi256ELi4ELi32ELi8EEEvNS0_12DecomposeJobES3_NS0_5ClearE",
+         "decompose_kernel<fp16,256,4,32,8>", None),
         ("12wgmma_fp16x35clearEPNS_7VerdictE", "clear", None),
         ("10mma_fp16x36kernelILi2EEEvNS1_3JobE", "kernel<2>", 2),
     ],

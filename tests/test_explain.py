@@ -85,7 +85,7 @@ def test_a_stage_asked_for(name, monkeypatch):
     else:
         assert found.why == f"asked for; auto would take {auto.kernel}"
         m, n = (900, 1000) if name in problems.SPLITS else (1000, 900)  # fewer rows than columns
-        chains = -(-800 // xgemm_torch.chain_share(m, n, 800)) if name in problems.SPLITS else 1
+        chains = -(-800 // xgemm_torch.split_k_size(m, n, 800)) if name in problems.SPLITS else 1
         assert found.blocks == -(-m // found.tile.BM) * -(-n // found.tile.BN) * chains
         assert found.blocks_per_sm == found.tile.min_blocks
 
@@ -130,7 +130,7 @@ def test_workspace_of_aligned_copies(monkeypatch):
             flags = {"trans_a": layout[0] == "T", "trans_b": layout[1] == "T", "kernel": name}
             if name in problems.SPLITS:
                 flags["precision"] = "ieee"
-            chains = -(-1023 // (xgemm_torch.chain_share(1023, 1023, 1023) or 1023))
+            chains = -(-1023 // (xgemm_torch.split_k_size(1023, 1023, 1023) or 1023))
             sums = chains * per_chain if chains > 1 else 0
             found = xgemm_torch.explain(1023, 1023, 1023, **flags)
             assert copies + sums <= found.workspace <= copies + sums + 3 * 1024

@@ -93,12 +93,12 @@ def test_parts_are_of_values_and_made_alike(view, size, device):
 
 
 def halves_of(weight: Tensor) -> int:
-    """Bytes of a weight's fp16 parts."""
+    """Bytes of a weight's fp16 limbs."""
     return weight.shape[0] * -(-weight.shape[1] // 32) * 128
 
 
 def same_values(parts: Tensor, weight: Tensor) -> bool:
-    """Whether fp16 parts and scales (csrc/xgemm/emulation) are of this weight."""
+    """Whether fp16 limbs and scales (csrc/xgemm/emulation) are of this weight."""
     rows, k = weight.shape
     size = halves_of(weight)
     halves = parts[:size].view(torch.float16).reshape(rows, -1, 2, 32).double()

@@ -67,7 +67,7 @@ def true_costs(model):
         t = row.tile
         per_k = 2e3 * t.BM * t.BN * t.min_blocks / (max(t.rate, 1.0) * 1e6 / SM_COUNT)
         its = {
-            "launch": 2.0 + i % 3, "rounds": 0.1 * per_k, "rounds depth": 0.3 * per_k,
+            "launch": 2.0 + i % 3, "waves": 0.1 * per_k, "waves depth": 0.3 * per_k,
             "busiest depth": 0.7 * per_k, "A along, odd": 0.2 * per_k, "B across, odd": per_k,
             "D": 1.5, "along": 1.2, "across": 1.4, "along, odd": 2.0, "across, odd": 2.5,
             "several chains": 1.0, "sums": 2.0,
@@ -224,7 +224,7 @@ int main() {
     g.m = m, g.n = n, g.k = k;
     g.a = {somewhere, ta ? 1 : k, ta ? m : 1, 0};
     g.b = {somewhere, tb ? 1 : n, tb ? k : 1, 0};
-    g.share = chain_share(m, n, k, 1);
+    g.share = split_k_size(m, n, k, 1);
     const Choice c = selector.weigh(g, {.sm = sm, .sm_count = sms}, strict);
     const Pick p = selector.pick(g, {.sm = sm, .sm_count = sms}, strict);
     if (p.stage != c.pick.stage || p.row != c.pick.row) return 1;

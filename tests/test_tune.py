@@ -374,7 +374,7 @@ def test_the_check_looks_at_the_end_of_a_batch(layout, monkeypatch):
 
 def test_the_check_knows_the_chains_of_a_batch():
     p = Problem("", 2, 3, 800, "NN", 16)
-    share = xgemm_torch.chain_share
+    share = xgemm_torch.split_k_size
     assert 0 < share(2, 3, 800) != share(2, 3, 800, 16) > 0
     rows = [row for row in ROWS.values() if row.splits]
     assert rows and trials.check(p, rows, "cpu") == []

@@ -33,7 +33,7 @@ from .functional import addmm, bmm, linear, matmul, mm
 from .ops import sgemm
 from .packed import PackedWeight, prepack
 from .recomputed import Recomputed, count_recomputed
-from .registry import Stage, Tile, chain_share, stages
+from .registry import Stage, Tile, split_k_size, stages
 
 if TYPE_CHECKING:
     from . import (  # noqa: F401
@@ -82,7 +82,7 @@ __all__ = [
     "Tile",
     "addmm",
     "bmm",
-    "chain_share",
+    "split_k_size",
     "convert",
     "count_recomputed",
     "explain",

@@ -75,7 +75,7 @@ def kind(row: Row) -> str:
 
 def several(p: Problem) -> bool:
     """Whether the strict product makes several chains of an element."""
-    return registry.chain_share(p.m, p.n, p.k, p.batch) > 0
+    return registry.split_k_size(p.m, p.n, p.k, p.batch) > 0
 
 
 def keeps(row: Row, p: Problem, *, strict: bool) -> bool:

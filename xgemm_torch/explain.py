@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _C, _checks
 from .ops import KERNELS
-from .registry import Tile, chain_share, tile_name
+from .registry import Tile, split_k_size, tile_name
 
 _ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H200
 
@@ -279,7 +279,7 @@ def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Aske
         )
     if precision == "ieee":
         name, why = "fmaf chain", "a CPU tensor; the bits are those of every GPU"
-        share = chain_share(m, n, k, batch)
+        share = split_k_size(m, n, k, batch)
         if 0 < share < k:
             why += f"; {-(-k // share)} chains of {share} along k for each element"
     else:

@@ -686,7 +686,7 @@ def sgemm(
         trans_b: use ``b`` transposed.
         precision: "fp32": no element less accurate than FP32 arithmetic gives; "ieee": IEEE fused
             multiply-adds in the order of k, the same bits on every machine; an element is one chain
-            of them, or the sum of several as `xgemm_torch.chain_share` says.
+            of them, or the sum of several as `xgemm_torch.split_k_size` says.
         kernel: "auto" or the name of a stage (``xgemm_torch.stages()``), which must be able to take
             the problem. On a CPU "auto" is ATen's BLAS, and a stage runs its CUDA source there.
         activation: "none", "relu", "gelu" (with erf), "gelu_tanh" or "silu". It is part of the

@@ -23,10 +23,10 @@ _PACKS = [stage.name for stage in stages() if stage.packs]
 
 
 class PackedWeight:
-    """A matrix and the 16-bit parts that stages of two fp16 parts make of it; see ``prepack``.
+    """A matrix and the 16-bit limbs that stages of two fp16 limbs make of it; see ``prepack``.
 
     It holds the weight itself too: for its gradients, for stages that take no parts, and for
-    elements and problems that two parts cannot give. A copy, or what is loaded, packs its own
+    elements and problems that two limbs cannot give. A copy, or what is loaded, packs its own
     weight when it is first used: loaders fill tensors after they have made them.
 
     Attributes:

@@ -80,7 +80,7 @@ class Stage:
         min_sm: the least compute capability, as in 80 or 90; 0 for any.
         max_sm: the last compute capability; 0 for any.
         strict: whether its bits are those of the chain of fused multiply-adds in the order of k.
-        splits: whether it makes several such chains of an element where `chain_share` says so.
+        splits: whether it makes several such chains of an element where `split_k_size` says so.
         splits_as_one: ... and, for ``precision="fp32"``, keeps them finite just where one chain is.
         auto_choice: whether "auto" considers it; rungs that others were faster than everywhere run
             when they are asked for by their name.
@@ -155,7 +155,7 @@ def tile_name(stage: str, row: int) -> str:
     return plain[row] + (f" in clusters of {cluster}" if cluster > 1 else " without clusters")
 
 
-def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
+def split_k_size(m: int, n: int, k: int, batch: int = 1) -> int:
     """Give the length of the chains of which ``precision="ieee"`` makes an element, along k.
 
     An element is the sum, in order, of chains of fused multiply-adds over so many k each. Problems
@@ -176,7 +176,7 @@ def chain_share(m: int, n: int, k: int, batch: int = 1) -> int:
         ValueError: a negative size.
         OverflowError: a size of 2^63 or more.
     """
-    return _C.chain_share(m, n, k, batch)
+    return _C.split_k_size(m, n, k, batch)
 
 
 def stages() -> list[Stage]:

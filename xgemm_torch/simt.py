@@ -46,7 +46,7 @@ def configure(
         sm_count: multiprocessors of the GPU that the host flavour stands for, 132 at first: stages
             that share out work among them run, and add, as they would there.
         share: of k, in each chain of the strict product, on a CPU, in the host flavour and on a
-            GPU: a multiple of 32; 0 for one chain, -1 for what `xgemm_torch.chain_share` gives.
+            GPU: a multiple of 32; 0 for one chain, -1 for what `xgemm_torch.split_k_size` gives.
 
     Returns:
         A context manager that gives the settings in force inside the block.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import accuracy, ops, simt, timing
 from .contenders import Problem, Row, kind
-from .registry import chain_share
+from .registry import split_k_size
 
 TORCH_MM = "torch.mm"
 # Of a result that the CPU computes again; of a batch's first and last.
@@ -56,7 +56,7 @@ def check(p: Problem, rows: Sequence[Row], device: str = "cuda") -> list[Fault]:
 
     some, whole = picked(a, -1 if trans_a else -2), picked(b)
     chains, first = {}, {}
-    for name, share in (("chain", 0), ("chains", chain_share(p.m, p.n, p.k, p.batch))):
+    for name, share in (("chain", 0), ("chains", split_k_size(p.m, p.n, p.k, p.batch))):
         with simt.configure(share=share):
             chains[name] = ops.sgemm(
                 some, whole, trans_a=trans_a, trans_b=trans_b, precision="ieee"

@@ -107,7 +107,7 @@ const char* name(Basis b) {
 std::string scheme_of(const Candidate& c, const Gemm& g, const Device& device) {
   if (c.stage->scheme) return c.stage->scheme(g, {.device = device, .row = c.row});
   std::string words = "ffma: fused multiply-adds";
-  if (const int64_t chains = chain_count(g); c.stage->splits && chains > 1)
+  if (const int64_t chains = split_k_slices(g); c.stage->splits && chains > 1)
     words += ", " + std::to_string(chains) + " chains of " + std::to_string(g.share) + " along k";
   return words;
 }
@@ -201,9 +201,9 @@ std::string configure(const std::string& order, unsigned long long seed, const s
                                 order + "'");
   if (sm_count < 1)
     throw std::invalid_argument("simt: sm_count must be positive, got " + std::to_string(sm_count));
-  if (share < -1 || share % kShareStep > 0)  // slices of all stages with several chains fit in it
+  if (share < -1 || share % kSplitKStep > 0)  // slices of all stages with several chains fit in it
     throw std::invalid_argument("simt: share must be -1, 0 or a multiple of " +
-                                std::to_string(kShareStep) + ", got " + std::to_string(share));
+                                std::to_string(kSplitKStep) + ", got " + std::to_string(share));
   simt::configure(s);
   return std::string("{\"order\":") + quoted(name(before.order)) +
          ",\"seed\":" + std::to_string(before.seed) + ",\"skip\":" + quoted(before.skip) +
@@ -299,7 +299,7 @@ struct Described {
     g.m = m, g.n = n, g.k = k, g.batch = batch;
     g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, a_bs};
     g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, b_bs};
-    g.share = share_of(g);
+    g.share = split_k_size_of(g);
     return g;
   }
   Device device() const { return {.sm = sm, .sm_count = sms}; }
@@ -349,15 +349,15 @@ PyObject* py_term_words(PyObject*, PyObject*) {
   });
 }
 
-PyObject* py_chain_share(PyObject*, PyObject* args) {
+PyObject* py_split_k_size(PyObject*, PyObject* args) {
   long long m, n, k, batch;
   if (!PyArg_ParseTuple(args, "LLLL", &m, &n, &k, &batch)) return nullptr;
   return guarded([&] {
     if (m < 0 || n < 0 || k < 0 || batch < 0)
-      throw std::invalid_argument("chain_share: sizes must not be negative");
+      throw std::invalid_argument("split_k_size: sizes must not be negative");
     Gemm g;
     g.m = m, g.n = n, g.k = k, g.batch = batch;
-    return PyLong_FromLongLong(share_of(g));
+    return PyLong_FromLongLong(split_k_size_of(g));
   });
 }
 
@@ -505,8 +505,8 @@ PyMethodDef methods[] = {
      "a_bs=0, b_bs=0) -> of every row of every stage, the terms of its time, as bytes of float64."},
     {"term_words", py_term_words, METH_NOARGS,
      "What the terms are, and of what part of the time, as JSON."},
-    {"chain_share", py_chain_share, METH_VARARGS,
-     "chain_share(m, n, k, batch) -> of k, in a chain of the strict product; 0: all."},
+    {"split_k_size", py_split_k_size, METH_VARARGS,
+     "split_k_size(m, n, k, batch) -> of k, in a chain of the strict product; 0: all."},
     {"count_recomputed", py_count_recomputed, METH_VARARGS,
      "count_recomputed(device, address) -> the address before: where launches on that device, -1 "
      "for the host flavour, add up how many units they make anew; 0 for nowhere."},

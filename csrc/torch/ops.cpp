@@ -276,7 +276,7 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.b = view(x.b, b, x.trans_b);
   // What auto takes for "fp32" makes one chain, or none, or several that are as finite as one.
   const bool chosen = x.precision != "ieee" && x.kernel == "auto" && op == "sgemm";
-  if (!chosen || is_narrow(g.m, g.n)) g.share = share_of(g);
+  if (!chosen || is_narrow(g.m, g.n)) g.share = split_k_size_of(g);
   g.as_one = x.precision == "fp32";
   g.alpha = factor(op, "alpha", x.alpha);
   g.beta = factor(op, "beta", x.beta);

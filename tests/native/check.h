@@ -12,9 +12,9 @@ void expect(bool good, const std::string& what);
 bool throws(const std::function<void()>& f, const std::string& part);
 
 void test_aligned_copies();
-void test_relay();
+void test_stream_k();
 void test_select();
-void test_split();
+void test_decompose();
 void test_tuned_file();
 
 }  // namespace xgemm

@@ -115,9 +115,9 @@ Table invented_table(const std::vector<Stage>& all) {
       TableRow row{s.name.c_str(), t.BM, t.BN,      t.BK,         t.WM,      t.WN,
                    t.TM,           t.TN, t.buffers, t.min_blocks, t.cluster, {}};
       row.costs[kLaunch] = 2.5f;
-      row.costs[kRounds] = of_k * 2.4f * static_cast<float>(t.BK);
-      row.costs[kBusiest] = 4 * row.costs[kRounds];
-      row.costs[kRoundsDepth] = of_k * 200, row.costs[kBusiestDepth] = of_k * 800;
+      row.costs[kWaves] = of_k * 2.4f * static_cast<float>(t.BK);
+      row.costs[kBusiest] = 4 * row.costs[kWaves];
+      row.costs[kWavesDepth] = of_k * 200, row.costs[kBusiestDepth] = of_k * 800;
       for (int lie = 1; lie < 4; ++lie)
         row.costs[static_cast<size_t>(kFirstA + lie - 1)] =
             row.costs[static_cast<size_t>(kFirstB + lie - 1)] = lie & 1 ? of_k * 90 : 0;
@@ -215,10 +215,10 @@ void with_terms() {
   g.share = 512;
   const auto of = terms(g);
   const auto near = [](double x, double y) { return std::fabs(x - y) < 1e-9; };
-  expect(of[kLaunch] == 1 && of[kSeveral] == 1 && near(of[kChains], .004) && of[kRounds] == 2 &&
+  expect(of[kLaunch] == 1 && of[kSeveral] == 1 && near(of[kChains], .004) && of[kWaves] == 2 &&
              near(of[kBusiest], 1.5) && near(of[kShare], 1.2),
          "rounds of blocks");
-  expect(near(of[kDepth], .512) && near(of[kRoundsDepth], 1.024) && of[kFill] == 1 &&
+  expect(near(of[kDepth], .512) && near(of[kWavesDepth], 1.024) && of[kFill] == 1 &&
              near(of[kBusiestDepth], .768) && near(of[kShareDepth], .6144),
          "whole slices of K");
   expect(near(of[kFirstB + 1], .768) && of[kFirstA] == 0 && of[kFirstA + 1] == 0 &&
@@ -326,8 +326,8 @@ void with_tuned_problems() {
       if (c.stage == &all[2]) expect(c.by_name == (c.row == row), "and it is said so");
   }
 
-  const Tuned of_parts(all, {record_of(g, true, {{1, named(3, 0)}, {2, "gone 64x64x8"}})});
-  const TunedGpu* const its = of_parts.on(kH200, "");
+  const Tuned of_limbs(all, {record_of(g, true, {{1, named(3, 0)}, {2, "gone 64x64x8"}})});
+  const TunedGpu* const its = of_limbs.on(kH200, "");
   for (const bool strict : {true, false})
     expect(
         same(selector.pick(g, kH200, strict, kAnyWorkspace, its), selector.pick(g, kH200, strict)),

@@ -165,7 +165,7 @@ void test_stages() {
 
 // A strict stage shares out its last tiles if it has room for their sums, and has the same bits if
 // it has none.
-void test_relay_without_room() {
+void test_stream_k_without_room() {
   const Stage* const found = find_stage(Flavour::host, "tma_specialized");
   if (!found) return;
   Stage poor = *found;
@@ -178,7 +178,7 @@ void test_relay_without_room() {
     const auto got = result(p, [&](const Gemm& g) { simt::run_watched(stage, g); });
     bool signals = false;
     for (const auto& [kind, place] : simt::sites()) signals |= kind == simt::Sync::signal;
-    const std::string name = stage.workspace ? "a relay with room" : "a relay without room";
+    const std::string name = stage.workspace ? "a stream_k with room" : "a stream_k without room";
     expect(same_bits(want, got), name + " has the chain's bits");
     expect(signals == (stage.workspace != nullptr), name + " hands over as it may");
   }
@@ -187,22 +187,22 @@ void test_relay_without_room() {
 
 // Every tile exactly once, for every grid up to 40 x 40 tiles and groups from 1 to more than there
 // are rows.
-void test_raster() {
+void test_swizzle() {
   for (int64_t tm = 1; tm <= 40; ++tm)
     for (int64_t tn = 1; tn <= 40; ++tn)
       for (int group : {1, 2, 3, 8, 64}) {
         std::vector<int> seen(static_cast<size_t>(tm * tn));
         for (uint32_t block = 0; block < tm * tn; ++block) {
-          const Origin o = raster(block, tm * 16 - 3, tn * 8 - 7, 16, 8, group);
+          const TileCoord o = swizzled_tile(block, tm * 16 - 3, tn * 8 - 7, 16, 8, group);
           if (o.i % 16 || o.j % 8 || o.i / 16 >= tm || o.j / 8 >= tn) {
-            expect(false, "raster leaves the grid");
+            expect(false, "swizzled_tile leaves the grid");
             return;
           }
           ++seen[static_cast<size_t>(o.i / 16 * tn + o.j / 8)];
         }
         bool once = true;
         for (int x : seen) once = once && x == 1;
-        expect(once, "raster covers " + std::to_string(tm) + "x" + std::to_string(tn) +
+        expect(once, "swizzled_tile covers " + std::to_string(tm) + "x" + std::to_string(tn) +
                          " by groups of " + std::to_string(group));
       }
 }
@@ -302,7 +302,7 @@ struct Rows {
   template <int kRow>
   static __global__ void tile(const Gemm g) {
     constexpr Tile t = kTiles[kRow];
-    const Origin o = raster<t>(blockIdx.x, g);
+    const TileCoord o = swizzled_tile<t>(blockIdx.x, g);
     for (int e = static_cast<int>(threadIdx.x); e < t.BM * t.BN; e += t.threads()) {
       const int64_t i = o.i + e / t.BN, j = o.j + e % t.BN;
       if (i >= g.m || j >= g.n) continue;
@@ -495,14 +495,14 @@ void test(const char* name, void (*run)()) {
 
 int run_all() {
   if (!kTsan) {   // pure functions of one thread
-    test("rasterization", test_raster);
+    test("rasterization", test_swizzle);
     test("batch walk", test_batch_walk);
     test("slots of a view", test_slots);
     test("tiles", test_tiles);
     test("tensor maps", test_tensor_maps);
     test("choice", test_select);
-    test("split", test_split);
-    test("relay", test_relay);
+    test("split", test_decompose);
+    test("stream_k", test_stream_k);
     test("aligned copies", test_aligned_copies);
     test("file of tuned problems", test_tuned_file);
     test("rows of tuned problems", test_rows);
@@ -510,7 +510,7 @@ int run_all() {
   test("registry", test_registry);
   test("stages", test_stages);
   if (!kTsan && !kAsan) test("detectors", test_detectors);
-  test("relay without room", test_relay_without_room);
+  test("stream_k without room", test_stream_k_without_room);
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;
 }

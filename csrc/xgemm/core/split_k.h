@@ -11,13 +11,13 @@
 namespace xgemm {
 
 // Chains are a multiple of this long, but for the last.
-constexpr int64_t kShareStep = 32;
+constexpr int64_t kSplitKStep = 32;
 
 // Of k, in a chain; 0 where one chain is all of K. More are made where D has too few tiles to keep
 // a large GPU busy: as many as cost least by this model of one, in nanoseconds. On an H200 its
 // answers take 2.5% longer than the best cut of those measured (benchmarks/chain_shares.py,
 // 2026-11-22).
-inline int64_t chain_share(int64_t m, int64_t n, int64_t k, int64_t batch) {
+inline int64_t split_k_size(int64_t m, int64_t n, int64_t k, int64_t batch) {
   constexpr int64_t kLong = 64, kLeastK = 640, kLeastShare = 64, kMostAnSm = 18;
   // Up to so many rows: a tile's rows, how many tiles an SM works on at a time, what all of them
   // take for each k; and how much longer than by that it takes without a cut, in hundredths: less
@@ -53,7 +53,7 @@ inline int64_t chain_share(int64_t m, int64_t n, int64_t k, int64_t batch) {
   for (const int64_t of_an_sm : {1, 2, 3, 4, 6, 8, 12, static_cast<int>(kMostAnSm)}) {
     const int64_t shares = std::min(of_an_sm * kSms / tiles, k / kLeastShare);
     if (shares < 2) continue;
-    const int64_t share = ceil_div(ceil_div(k, shares), kShareStep) * kShareStep;
+    const int64_t share = ceil_div(ceil_div(k, shares), kSplitKStep) * kSplitKStep;
     if (share >= k) continue;
     if (const int64_t c = cost(ceil_div(k, share), share); c < least) best = share, least = c;
   }
@@ -68,7 +68,7 @@ inline bool is_narrow(int64_t m, int64_t n) { return std::min(m, n) <= 32; }
 // slow.
 inline bool is_few(int64_t m, int64_t n) { return std::min(m, n) <= 4; }
 
-XGEMM_HD int64_t chain_count(const Gemm& g) {
+XGEMM_HD int64_t split_k_slices(const Gemm& g) {
   return g.share > 0 && g.k > g.share ? ceil_div(g.k, g.share) : 1;
 }
 

@@ -6,6 +6,10 @@
 
 namespace xgemm {
 
+// Of k, a slice of what tensor cores multiply, and of a warp's ring: 32 floats are a line of 128
+// bytes, 32 halves half of one.
+constexpr int kSliceK = 32;
+
 // No constant expression: the compiler stops here at a tile that breaks a rule, as it says above.
 inline void illegal_tile(const char* /* rule */) {}
 struct LegalTile {

@@ -15,7 +15,7 @@ namespace xgemm {
 constexpr int64_t kSms = 132;
 
 // First element of a block's tile of D.
-struct Origin {
+struct TileCoord {
   int64_t i, j;
 };
 
@@ -49,7 +49,7 @@ inline bool along_k(const View<const float>& rows, int64_t length, int64_t k) {
 // in L2 and each slice of B is read once for `group` tiles. The last group may be shorter. Count
 // holds the tiles of a group: a kernel that asks for many tiles divides by 32 bits at less cost.
 template <class Count = uint64_t>
-XGEMM_HD Origin raster(uint32_t block, int64_t m, int64_t n, int BM, int BN, int group) {
+XGEMM_HD TileCoord swizzled_tile(uint32_t block, int64_t m, int64_t n, int BM, int BN, int group) {
   const uint32_t tiles_m = static_cast<uint32_t>(ceil_div(m, BM)),
                  tiles_n = static_cast<uint32_t>(ceil_div(n, BN));
   const uint32_t rows =
@@ -63,14 +63,14 @@ XGEMM_HD Origin raster(uint32_t block, int64_t m, int64_t n, int BM, int BN, int
 }
 
 template <Tile T>
-XGEMM_HD Origin raster(uint32_t block, const Gemm& g) {
-  return raster(block, g.m, g.n, T.BM, T.BN, T.group);
+XGEMM_HD TileCoord swizzled_tile(uint32_t block, const Gemm& g) {
+  return swizzled_tile(block, g.m, g.n, T.BM, T.BN, T.group);
 }
 
 // The tiles of a batch that one of `blocks` blocks computes, one after the other: they are numbered
 // matrix by matrix, and a block has every blocks-th of them. It counts on without a division.
 struct BatchWalk {
-  uint32_t z, tile;  // matrix, and tile of it, as raster() counts them
+  uint32_t z, tile;  // matrix, and tile of it, as swizzled_tile() counts them
   uint32_t tiles;    // of a matrix
   uint32_t step_z, step_tile;
 

@@ -7,12 +7,12 @@
 
 namespace xgemm {
 
-// Which stage of the ring is next, and the parity of its phase.
+// Which slot of the ring is next, and the parity of its phase.
 template <int kBuffers>
-struct RingPlace {
-  int stage = 0, parity = 0;
+struct PipelineState {
+  int slot = 0, phase = 0;
   __device__ __forceinline__ void advance() {
-    if (++stage == kBuffers) stage = 0, parity ^= 1;
+    if (++slot == kBuffers) slot = 0, phase ^= 1;
   }
 };
 

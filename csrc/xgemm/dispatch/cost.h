@@ -1,6 +1,6 @@
 // What the time of a row of a tile table is made of: terms, of which a problem has so many, each at
 // a cost in microseconds that was fitted to measurements, row by row (select_table.inc). Work hides
-// behind memory and the other way round: they are added up as the legs of a right triangle, which
+// behind memory and the other way wave: they are added up as the legs of a right triangle, which
 // fitted better than their sum and than the greater of the two (H200, 2026-11-24).
 #pragma once
 
@@ -16,19 +16,19 @@
 namespace xgemm {
 
 // K is counted in thousands, whole slices of it, elements in millions. A block's K is that of one
-// chain. The busiest multiprocessor has so many rounds of the blocks that it runs at once; `part`s
-// are of such rounds, too.
+// chain. The busiest multiprocessor has so many waves of the blocks that it runs at once; `part`s
+// are of such waves, too.
 enum Term : int {
   kLaunch,  // one
   kSeveral,  // one, for several chains
   kChains,  // of several, in thousands
   kWork,  // the first term of work
-  kRounds = kWork,  // whole rounds
-  kBusiest,  // rounds of the busiest, which may be half empty
-  kShare,  // an equal share of all rounds, where multiprocessors share out work evenly
+  kWaves = kWork,  // whole waves
+  kBusiest,  // waves of the busiest, which may be half empty
+  kShare,  // an equal share of all waves, where multiprocessors share out work evenly
   kFill,  // a block's K up to kFilled of it, as a part of that: to fill pipelines takes no longer
   kDepth,  // a block's K
-  kRoundsDepth,
+  kWavesDepth,
   kBusiestDepth,
   kShareDepth,
   kFirstA,  // kBusiestDepth where A lies as 1, 2, 3 (Side)
@@ -44,8 +44,8 @@ enum Term : int {
 constexpr double kFilled = 0.256;
 
 constexpr const char* kTermWords[kTerms] = {
-    "launch",      "several chains", "chains",   "rounds",        "busiest",
-    "share",       "fill",           "depth",    "rounds depth",  "busiest depth",
+    "launch",      "several chains", "chains",   "waves",         "busiest",
+    "share",       "fill",           "depth",    "waves depth",   "busiest depth",
     "share depth", "A along, odd",   "A across", "A across, odd", "B along, odd",
     "B across",    "B across, odd",  "D",        "D odd",         "D turned",
     "along",       "along, odd",     "across",   "across, odd",   "sums",
@@ -77,7 +77,7 @@ struct Asked {
       return Side{r, r * static_cast<double>(g.k) * matrices * 1e-6, 2 * !along + !wide};
     };
     batch = static_cast<double>(g.batch);
-    chains = static_cast<double>(chain_count(g));
+    chains = static_cast<double>(split_k_slices(g));
     k = static_cast<double>(g.k) * 1e-3;
     chain = k / chains;
     a = side(g.a, g.m), b = side(g.b.transposed(), g.n);
@@ -117,15 +117,15 @@ void each_term(const Asked& p, const Spread& t, bool turned, int sm_count, Once 
   const double chains = t.splits ? p.chains : 1, per_sm = 1. / sm_count;
   const double depth = up((t.splits ? p.chain : p.k) * t.per_slice) * t.slice;
   const double blocks = up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch * chains;
-  const double share = blocks * per_sm * t.per_resident, rounds = up(share),
+  const double share = blocks * per_sm * t.per_resident, waves = up(share),
                busiest = up(blocks * per_sm) * t.per_resident;
   once(kLaunch, 1.);
-  work(kRounds, rounds);
+  work(kWaves, waves);
   work(kBusiest, busiest);
   work(kShare, share);
   work(kFill, std::min(depth / kFilled, 1.));
   work(kDepth, depth);
-  work(kRoundsDepth, rounds * depth);
+  work(kWavesDepth, waves * depth);
   work(kBusiestDepth, busiest * depth);
   work(kShareDepth, share * depth);
   if (a.lie) work(kFirstA + a.lie - 1, busiest * depth);

@@ -19,9 +19,9 @@ void set_overrides(const Overrides& asked) {
   share_asked = asked.share;
 }
 
-int64_t share_of(const Gemm& g) {
+int64_t split_k_size_of(const Gemm& g) {
   const int64_t asked = share_asked.load(std::memory_order_relaxed);
-  return asked >= 0 ? asked : chain_share(g.m, g.n, g.k, g.batch);
+  return asked >= 0 ? asked : split_k_size(g.m, g.n, g.k, g.batch);
 }
 
 int forced_row(const Stage& stage, const Device& device) {

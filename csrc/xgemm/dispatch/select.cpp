@@ -30,17 +30,17 @@ constexpr const char* kNotForAuto = "is a rung that others are faster than every
 
 int64_t blocks_of(const Tile& t, const Gemm& g) { return tile_count(g, t.BM, t.BN) * g.batch; }
 
-// Microseconds of the busiest SM by Tile::rate alone: whole rounds of its resident blocks, then
+// Microseconds of the busiest SM by Tile::rate alone: whole waves of its resident blocks, then
 // those left over at a lower rate.
 double by_rate(const Tile& t, const Asked& p, int sm_count) {
   if (t.rate <= 0) return INFINITY;
   const double per_sm = t.rate * 1e6 / kRateSms;
   const double blocks = std::ceil(p.a.rows / t.BM) * std::ceil(p.b.rows / t.BN) * p.batch;
   const double on_one_sm = std::ceil(blocks / sm_count);
-  const double rounds = std::floor(on_one_sm / t.min_blocks);
-  const double left = on_one_sm / t.min_blocks - rounds;
+  const double waves = std::floor(on_one_sm / t.min_blocks);
+  const double left = on_one_sm / t.min_blocks - waves;
   return t.min_blocks * 2. * t.BM * t.BN * p.k * 1e3 / per_sm *
-         (rounds + (left > 0 ? std::pow(left, 1 - kAlone) : 0));
+         (waves + (left > 0 ? std::pow(left, 1 - kAlone) : 0));
 }
 
 bool describes(const TableRow& r, const Stage& s, const Tile& t) {
@@ -61,7 +61,7 @@ struct Promise {
 
   Promise(const Gemm& g, bool strict)
       : strict(strict),
-        several(chain_count(g) > 1),
+        several(split_k_slices(g) > 1),
         narrow(is_narrow(g.m, g.n)),
         few(is_few(g.m, g.n)) {}
 };
@@ -296,7 +296,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
       });
   for (Candidate& c : choice.candidates) {
     if (!c.able) continue;
-    c.blocks = c.stage->splits ? blocks_of(c.tile(), rows_first(g)) * chain_count(g)
+    c.blocks = c.stage->splits ? blocks_of(c.tile(), rows_first(g)) * split_k_slices(g)
                                : blocks_of(c.tile(), g);
     c.waves = static_cast<double>(c.blocks) /
               (static_cast<double>(device.sm_count) * c.tile().min_blocks);

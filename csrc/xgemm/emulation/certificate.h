@@ -1,6 +1,6 @@
-// When a product of 16-bit parts may stand: the certificate. What parts lose of an operand is known
-// while it is split; whether that matters is decided in the epilogue, of each result, by its own
-// magnitude. Pure; tests/native checks it against exact arithmetic.
+// When a product of 16-bit limbs may stand: the certificate. What limbs lose of an operand is known
+// while it is decomposed; whether that matters is decided in the epilogue, of each result, by its
+// own magnitude. Pure; tests/native checks it against exact arithmetic.
 //
 // A row of A (a column of B) is scaled by a power of two so that its largest element lies in
 // [2^14, 2^15), or, where that is guessed of a few (decompose_strips.h), in [2^12, 2^15).
@@ -17,24 +17,24 @@
 
 namespace xgemm {
 
-// How an FP32 product is made of products of 16-bit parts.
-struct Scheme {
+// How an FP32 product is made of products of 16-bit limbs.
+struct EmulationScheme {
   Half type;
-  int parts;
-  float lo_scale;  // of the parts after the first: what they were multiplied by
-  float tiny;  // of |t|: below, a part is cut off at `lost`
+  int limbs;
+  float lo_scale;  // of the limbs after the first: what they were multiplied by
+  float tiny;  // of |t|: below, a limb is cut off at `lost`
   float lost;  // standard deviation of what is cut off: 2^-36 / sqrt(3), 2^-133
   int segment;  // of k, after which the sum of the corrections is added to an FP32 register
 };
-constexpr Scheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1.27ap-37f, 8192};
-constexpr Scheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-62f, 0x1p-133f, 1024};
-constexpr const char* kFp16x3Words = "fp16x3: two fp16 parts of each operand, three products";
-constexpr const char* kBf16x6Words = "bf16x6: three bf16 parts of each operand, six products";
-constexpr Scheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }
+constexpr EmulationScheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1.27ap-37f, 8192};
+constexpr EmulationScheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-62f, 0x1p-133f, 1024};
+constexpr const char* kFp16x3Words = "fp16x3: two fp16 limbs of each operand, three products";
+constexpr const char* kBf16x6Words = "bf16x6: three bf16 limbs of each operand, six products";
+constexpr EmulationScheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }
 
 // Why a row may need more than the plain epilogue.
 enum RangeFlags : uint32_t {
-  kLossy = 1,  // has elements below Scheme::tiny, but zeros
+  kLossy = 1,  // has elements below EmulationScheme::tiny, but zeros
   kSingle = 2,  // has one element but zeros, at RowScale::at
   kInfinite = 4,  // has one infinity, at RowScale::at, and no NaN
   kInfinities = 8,  // has several
@@ -42,7 +42,7 @@ enum RangeFlags : uint32_t {
   kFar = 32,  // its scale, with another such, leaves FP32's exponents
 };
 
-// What is known of a row besides its parts; 16 bytes, read as one.
+// What is known of a row besides its limbs; 16 bytes, read as one.
 struct alignas(16) RowScale {
   int32_t exponent = 0;  // t = x * 2^exponent
   uint32_t flags = 0;  // RangeFlags
@@ -60,18 +60,18 @@ XGEMM_HD bool is_far(int exponent) { return exponent < kLeastExponent || exponen
 
 // What becomes of one result.
 enum class Fate : int {
-  stands,  // the product of parts
+  stands,  // the product of limbs
   given,  // by one or two products of FP32 elements, or a NaN: given() in emulated.h
-  recomputed,  // parts may be off by too much
+  recomputed,  // limbs may be off by too much
   chained,  // ... or the sum may overflow on its way, which only the chain itself can tell
 };
 
-// The certificate. The elements of A's row below Scheme::tiny each lose a rounding of standard
-// deviation `lost`, B's column weighs them by its elements: as roundings are independent, the
-// result loses lost * |b|, likewise of the column's. Where that is at most a unit in the last place
-// of |C|, which is at most |A||B|, five standard deviations are five units, within the contract's
-// eight. What all other elements lose is in proportion to each product. So of each row two numbers
-// make a threshold: loss_a * norm_b + norm_a * loss_b. A row that is given has neither.
+// The certificate. The elements of A's row below EmulationScheme::tiny each lose a rounding of
+// standard deviation `lost`, B's column weighs them by its elements: as roundings are independent,
+// the result loses lost * |b|, likewise of the column's. Where that is at most a unit in the last
+// place of |C|, which is at most |A||B|, five standard deviations are five units, within the
+// contract's eight. What all other elements lose is in proportion to each product. So of each row
+// two numbers make a threshold: loss_a * norm_b + norm_a * loss_b. A row that is given has neither.
 struct Doubt {
   float loss, norm;
 };
@@ -85,7 +85,7 @@ XGEMM_HD uint16_t doubt_bits(const RowScale& s) {
   memcpy(&bits, &norm, sizeof bits);
   return static_cast<uint16_t>(bits >> 16 | ((s.flags & kLossy) ? 0x8000u : 0));
 }
-XGEMM_HD Doubt doubt_of(const Scheme& s, uint16_t bits) {
+XGEMM_HD Doubt doubt_of(const EmulationScheme& s, uint16_t bits) {
   const uint32_t norm_bits = static_cast<uint32_t>(bits & 0x7fff) << 16;
   float norm;
   memcpy(&norm, &norm_bits, sizeof norm);
@@ -104,8 +104,8 @@ XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
   return (any & kFar) && most > 0.f && std::ilogb(most) - a.exponent - b.exponent >= 126;
 }
 
-// `acc`: the product of parts, still scaled.
-XGEMM_HD Fate fate_of(const Scheme& s, const RowScale& a, const RowScale& b, float acc) {
+// `acc`: the product of limbs, still scaled.
+XGEMM_HD Fate fate_of(const EmulationScheme& s, const RowScale& a, const RowScale& b, float acc) {
   if (needs_chain(a, b)) return Fate::chained;
   if ((a.flags | b.flags) & kGivenFlags) return Fate::given;
   return is_certain(doubt_of(s, doubt_bits(a)), doubt_of(s, doubt_bits(b)), acc) ? Fate::stands

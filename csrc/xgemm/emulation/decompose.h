@@ -1,5 +1,5 @@
-// The split: both operands' parts and scales in one launch. Memory-bound: an element is read once
-// where a row fits into the registers or the shared memory of those who work on it.
+// The decomposition: both operands' limbs and scales in one launch. Memory-bound: an element is
+// read once where a row fits into the registers or the shared memory of those who work on it.
 #pragma once
 
 #include <utility>
@@ -14,12 +14,12 @@ inline namespace XGEMM_FLAVOUR {
 // How operands are shared out. A row along k: kThreads on it, kItems times 8 elements each, so that
 // it fits into their registers where it can. kRows: of a strip, where an operand comes in them
 // (0: none does), which is kCluster blocks'.
-struct SplitShape {
+struct DecomposeShape {
   int threads, items, strip, cluster;
 };
 
 // Blocks on an SM that leave a thread the registers for all loads it has under way.
-constexpr int split_blocks(int strip, int items) {
+constexpr int decompose_blocks(int strip, int items) {
   if (strip == kStrip) return items > 2 ? kDeepBlocks : kStripBlocks;
   return strip ? 2 : items > 2 ? 3 : 4;
 }
@@ -31,33 +31,33 @@ struct Clear {
 };
 
 template <Half kType, int kThreads, int kItems, int kRows, int kCluster>
-__global__ void __launch_bounds__(kSplitThreads, split_blocks(kRows, kItems))
-    split_kernel(const SplitJob a, const SplitJob b, const Clear clear) {
-  constexpr Scheme S = scheme_of(kType);
+__global__ void __launch_bounds__(kDecomposeThreads, decompose_blocks(kRows, kItems))
+    decompose_kernel(const DecomposeJob a, const DecomposeJob b, const Clear clear) {
+  constexpr EmulationScheme S = scheme_of(kType);
   take_turn();
   if (blockIdx.x == 0)
-    for (int i = threadIdx.x; i < clear.count; i += kSplitThreads) clear.words[i] = 0;
+    for (int i = threadIdx.x; i < clear.count; i += kDecomposeThreads) clear.words[i] = 0;
   const bool first = blockIdx.x < a.grid;
-  const SplitJob job = first ? a : b;
+  const DecomposeJob job = first ? a : b;
   const int64_t block = first ? blockIdx.x : blockIdx.x - a.grid;
   if constexpr (kRows == kStrip) {
-    if (!job.along_k) return split_strip<S, kCluster>(job, block);
+    if (!job.along_k) return decompose_strip<S, kCluster>(job, block);
   } else if constexpr (kRows > 0) {
-    if (!job.along_k) return split_whole_strip<S, kRows>(job, block);
+    if (!job.along_k) return decompose_whole_strip<S, kRows>(job, block);
   }
-  split_along_k<S, kThreads, kItems>(job, block);
+  decompose_along_k<S, kThreads, kItems>(job, block);
 }
 
-// Enqueues the split of A and, if it is not kept, of B. It clears `clear`, too. kCluster: blocks
-// that share a strip of a deep operand, 1 where there are no clusters (below sm_90).
-template <Scheme S, int kCluster>
-void split(const Gemm& g, const SplitPlan& plan, const Context& context, Clear clear = {}) {
+// Enqueues the decomposition of A and, if it is not kept, of B. It clears `clear`, too. kCluster:
+// blocks that share a strip of a deep operand, 1 where there are no clusters (below sm_90).
+template <EmulationScheme S, int kCluster>
+void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context, Clear clear = {}) {
   const bool a_along_k = g.m == 0 || along_k(g.a, g.m, g.k);
   const bool b_along_k = plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k);
-  void (*kernel)(SplitJob, SplitJob, Clear) = nullptr;
-  SplitShape shape{};
+  void (*kernel)(DecomposeJob, DecomposeJob, Clear) = nullptr;
+  DecomposeShape shape{};
   const auto take = [&]<int kThreads, int kItems, int kRows, int kBlocks>() {
-    kernel = split_kernel<S.type, kThreads, kItems, kRows, kBlocks>;
+    kernel = decompose_kernel<S.type, kThreads, kItems, kRows, kBlocks>;
     shape = {kThreads, kItems, kRows, kBlocks};
   };
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
@@ -68,7 +68,7 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Clear c
     if (g.k <= 1024) return take.template operator()<64, 2, 0, 1>();
     if (g.k <= 2048) return take.template operator()<64, 4, 0, 1>();
     if (g.k <= 4096) return take.template operator()<128, 4, 0, 1>();
-    take.template operator()<kSplitThreads, 4, 0, 1>();
+    take.template operator()<kDecomposeThreads, 4, 0, 1>();
   };
   const int64_t strips = (a_along_k ? 0 : ceil_div(plan.a.rows, kStrip) * plan.a.matrices) +
                          (b_along_k ? 0 : ceil_div(plan.b.rows, kStrip) * plan.b.matrices);
@@ -77,32 +77,32 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Clear c
     if (g.k <= kWholeElements / 8) return take.template operator()<64, 2, 8, 1>();
     if constexpr (kCluster > 2) {
       if (g.k <= 4096 && strips >= 48)
-        return take.template operator()<kSplitThreads, 2, kStrip, 2>();
+        return take.template operator()<kDecomposeThreads, 2, kStrip, 2>();
     }
-    if (g.k <= 4096) return take.template operator()<kSplitThreads, 2, kStrip, kCluster>();
-    take.template operator()<kSplitThreads, 4, kStrip, kCluster>();
+    if (g.k <= 4096) return take.template operator()<kDecomposeThreads, 2, kStrip, kCluster>();
+    take.template operator()<kDecomposeThreads, 4, kStrip, kCluster>();
   };
   if (a_along_k && b_along_k) take_rows();
   else take_strips();
 
-  const auto job = [&](const View<const float>& rows, const Parts& parts, bool rows_along_k) {
-    SplitJob j{.x = rows, .k = g.k, .parts = parts, .along_k = rows_along_k};
-    j.grid = rows_along_k ? ceil_div(parts.rows * parts.matrices, kSplitThreads / shape.threads)
-                          : ceil_div(parts.rows, shape.strip) * parts.matrices * shape.cluster;
+  const auto job = [&](const View<const float>& rows, const Limbs& limbs, bool rows_along_k) {
+    DecomposeJob j{.x = rows, .k = g.k, .limbs = limbs, .along_k = rows_along_k};
+    j.grid = rows_along_k ? ceil_div(limbs.rows * limbs.matrices, kDecomposeThreads / shape.threads)
+                          : ceil_div(limbs.rows, shape.strip) * limbs.matrices * shape.cluster;
     j.grid = ceil_div(j.grid, shape.cluster) * shape.cluster;
     return j;
   };
-  SplitJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
+  DecomposeJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
   if (plan.b_is_kept) b.grid = 0;
   if (a.along_k && !b.along_k) std::swap(a, b);  // strips take longest: they begin first
-  if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to split");
+  if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to decompose");
   const size_t smem = shape.strip == kStrip ? sizeof(StripRoom)
                       : shape.strip == 16   ? sizeof(WholeStrip<16>)
                       : shape.strip         ? sizeof(WholeStrip<8>)
                                             : 0;
   launch(kernel,
          {.grid = dim3(static_cast<unsigned>(a.grid + b.grid)),
-          .block = dim3(kSplitThreads),
+          .block = dim3(kDecomposeThreads),
           .smem = smem,
           .cluster = static_cast<unsigned>(shape.cluster),
           .dependent = kCluster > 1},
@@ -111,12 +111,12 @@ void split(const Gemm& g, const SplitPlan& plan, const Context& context, Clear c
 
 inline size_t packed_bytes(const Gemm& g) { return plan_packed(g, nullptr).bytes; }
 
-// Stage::pack: splits B to where it is kept.
+// Stage::pack: decomposes B to where it is kept.
 template <int kCluster>
 void pack(const Gemm& g, const Context& context) {
-  SplitPlan plan = plan_split(g, kFp16x3.parts, context.workspace, context.packed_b);
+  DecomposePlan plan = plan_decompose(g, kFp16x3.limbs, context.workspace, context.packed_b);
   plan.b_is_kept = false;
-  split<kFp16x3, kCluster>(g, plan, context);
+  decompose<kFp16x3, kCluster>(g, plan, context);
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -1,5 +1,5 @@
-// The split of an operand that lies along k: rows in the registers of those who work on them, read
-// once where they fit; and what every split needs.
+// The decomposition of an operand that lies along k: rows in the registers of those who work on
+// them, read once where they fit; and what every decomposition needs.
 #pragma once
 
 #include <cfloat>
@@ -10,13 +10,13 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-constexpr int kSplitThreads = 256;
+constexpr int kDecomposeThreads = 256;
 
 // One operand as the kernel sees it, rows along k.
-struct SplitJob {
+struct DecomposeJob {
   View<const float> x;
   int64_t k = 0;
-  Parts parts;
+  Limbs limbs;
   bool along_k = false;  // lanes walk k; otherwise rows
   int64_t grid = 0;  // blocks
 };
@@ -64,7 +64,7 @@ struct Sum {
 // kValues values, of all kThreads threads that share a row; those of several warps meet in `warps`.
 template <int kThreads, class Way, int kValues>
 __device__ __forceinline__ void row_reduce(uint32_t (&x)[kValues],
-                                           uint32_t (&warps)[kValues][kSplitThreads / 32]) {
+                                           uint32_t (&warps)[kValues][kDecomposeThreads / 32]) {
   constexpr int kWarps = kThreads / 32;
 #pragma unroll
   for (uint32_t& value : x) value = Way::of_warp(value);
@@ -101,7 +101,7 @@ struct RowSeen {
 
   // 8 neighbours some of which are tiny, zero or not finite. `k`: of the first; `x`: of number e,
   // which may be so small that t is zero.
-  template <Scheme S, class X>
+  template <EmulationScheme S, class X>
   __device__ __forceinline__ void see_each(const float (&t)[8], const X& x, uint32_t k) {
     uint32_t elements = found & 0xffu, infinities = found >> 8 & 0xffu;
 #pragma unroll
@@ -151,12 +151,12 @@ __device__ __forceinline__ RowScale scale_of(int exponent, const uint32_t (&sums
   return s;
 }
 
-// Splits 8 neighbours along k and stores them; `block` is where the parts of their 32 lie, `at` is
-// their place there, `k` their place in the row. x(e) is number e, zero where there is none; it is
-// asked again where it is rare, so that no register keeps it.
-template <Scheme S, class X>
-__device__ __forceinline__ void split8(const X& x, int exponent, char* block, int at, uint32_t k,
-                                       RowSeen& seen) {
+// Decomposes 8 neighbours along k and stores them; `block` is where the limbs of their 32 lie, `at`
+// is their place there, `k` their place in the row. x(e) is number e, zero where there is none; it
+// is asked again where it is rare, so that no register keeps it.
+template <EmulationScheme S, class X>
+__device__ __forceinline__ void decompose8(const X& x, int exponent, char* block, int at,
+                                           uint32_t k, RowSeen& seen) {
   // Two factors: the exponent of a row of subnormal numbers is up to 163.
   const int first = exponent < 127 ? exponent : 127;
   const float factor = power_of_2(first);
@@ -175,18 +175,18 @@ __device__ __forceinline__ void split8(const X& x, int exponent, char* block, in
     seen.squares += squares, seen.found |= RowSeen::kTwo;
   else seen.see_each<S>(t, x, k);
 #pragma unroll
-  for (int part = 0; part < S.parts; ++part) {
+  for (int limb = 0; limb < S.limbs; ++limb) {
     uint32_t packed[4];
 #pragma unroll
     for (int e = 0; e < 8; e += 2) {
       packed[e / 2] = pack_half2<S.type>(t[e], t[e + 1]);
-      if (part == S.parts - 1) continue;
+      if (limb == S.limbs - 1) continue;
       float y0, y1;
       unpack_half2<S.type>(packed[e / 2], y0, y1);
       t[e] = (t[e] - y0) * S.lo_scale;
       t[e + 1] = (t[e + 1] - y1) * S.lo_scale;
     }
-    store_packed(block + (part * kSplitK + at) * 2, packed);
+    store_packed(block + (limb * kSliceK + at) * 2, packed);
   }
 }
 
@@ -214,19 +214,19 @@ __device__ __forceinline__ void load8(float (&x)[8], const float* p, int64_t ste
 
 // Lanes along k: kThreads of a block on each row, 8 * kItems elements a thread at a time. The first
 // chunk of a longer row stays in registers, the others are read twice.
-template <Scheme S, int kThreads, int kItems>
-__device__ void split_along_k(const SplitJob& job, int64_t group) {
-  constexpr int kChunk = kThreads * 8 * kItems, kRows = kSplitThreads / kThreads;
-  XGEMM_SHARED(largest_of, uint32_t[1][kSplitThreads / 32]);
-  XGEMM_SHARED(sums_of, uint32_t[RowSeen::kSums][kSplitThreads / 32]);
+template <EmulationScheme S, int kThreads, int kItems>
+__device__ void decompose_along_k(const DecomposeJob& job, int64_t group) {
+  constexpr int kChunk = kThreads * 8 * kItems, kRows = kDecomposeThreads / kThreads;
+  XGEMM_SHARED(largest_of, uint32_t[1][kDecomposeThreads / 32]);
+  XGEMM_SHARED(sums_of, uint32_t[RowSeen::kSums][kDecomposeThreads / 32]);
   const int lane = threadIdx.x % kThreads;
   const int64_t row = group * kRows + threadIdx.x / kThreads;
-  const bool mine = row < job.parts.rows * job.parts.matrices;
-  const int64_t z = mine && job.parts.matrices > 1 ? row / job.parts.rows : 0;
+  const bool mine = row < job.limbs.rows * job.limbs.matrices;
+  const int64_t z = mine && job.limbs.matrices > 1 ? row / job.limbs.rows : 0;
   const float* const from =
-      job.x.data + z * job.x.bs + (mine ? row - z * job.parts.rows : 0) * job.x.rs;
+      job.x.data + z * job.x.bs + (mine ? row - z * job.limbs.rows : 0) * job.x.rs;
   const bool wide = job.x.wide();
-  const int64_t chunks = ceil_div(job.parts.blocks * kSplitK, kChunk);
+  const int64_t chunks = ceil_div(job.limbs.blocks * kSliceK, kChunk);
   // Of a chunk's k, how many of `all` there are.
   const auto left = [&](int64_t all, int64_t chunk) {
     return static_cast<int>(min_of(all - chunk * kChunk, kChunk));
@@ -252,25 +252,25 @@ __device__ void split_along_k(const SplitJob& job, int64_t group) {
   row_reduce<kThreads, Largest>(largest, largest_of);
   const int exponent = exponent_of(largest[0], kMostTop);
   RowSeen seen;
-  char* parts = static_cast<char*>(job.parts.data) + row * job.parts.row_bytes(S.parts);
+  char* limbs = static_cast<char*>(job.limbs.data) + row * job.limbs.row_bytes(S.limbs);
   for (int64_t chunk = 0;;) {
-    const int filled = mine ? left(job.parts.blocks * kSplitK, chunk) : 0;
+    const int filled = mine ? left(job.limbs.blocks * kSliceK, chunk) : 0;
 #pragma unroll
     for (int e = 0; e < kItems; ++e) {
       const int at = (e * kThreads + lane) * 8;
       if (at < filled)
-        split8<S>([&](int i) { return x[e][i]; }, exponent,
-                  parts + at / kSplitK * (kSplitK * 2 * S.parts), at % kSplitK,
-                  static_cast<uint32_t>(chunk * kChunk + at), seen);
+        decompose8<S>([&](int i) { return x[e][i]; }, exponent,
+                      limbs + at / kSliceK * (kSliceK * 2 * S.limbs), at % kSliceK,
+                      static_cast<uint32_t>(chunk * kChunk + at), seen);
     }
-    parts += kChunk * 2 * S.parts;
+    limbs += kChunk * 2 * S.limbs;
     if (++chunk >= chunks) break;
     load(chunk);
   }
   uint32_t sums[RowSeen::kSums];
   seen.to(sums, job.k);
   row_reduce<kThreads, Sum>(sums, sums_of);
-  if (mine && lane == 0) job.parts.scales[row] = scale_of(exponent, sums, job.k);
+  if (mine && lane == 0) job.limbs.scales[row] = scale_of(exponent, sums, job.k);
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -1,7 +1,8 @@
-// The split of an operand that does not lie along k: strips of its rows, transposed in shared
-// memory, each shared out along k among the blocks of a cluster. Before the last element of a row
-// is there nobody knows its largest; so that an element is split as soon as it has come, a row's
-// scale is guessed of a few, with room above them, and what outgrows that room is split again.
+// The decomposition of an operand that does not lie along k: strips of its rows, transposed in
+// shared memory, each shared out along k among the blocks of a cluster. Before the last element of
+// a row is there nobody knows its largest; so that an element is decomposed as soon as it has come,
+// a row's scale is guessed of a few, with room above them, and what outgrows that room is
+// decomposed again.
 #pragma once
 
 #include "xgemm/device/ptx/hopper.h"
@@ -20,8 +21,8 @@ constexpr int kStripBlocks = 4, kDeepBlocks = 3;
 // it costs is two binades of the row's window.
 constexpr int kSamples = 64, kSampleTop = 12;
 
-// Whether a row that was split with this exponent is to be split again by its largest element:
-// parts may be infinite, or bits are wasted.
+// Whether a row that was decomposed with this exponent is to be decomposed again by its largest
+// element: limbs may be infinite, or bits are wasted.
 __device__ __forceinline__ bool outgrown(int exponent, uint32_t largest) {
   if (largest <= kZeroMagnitude) return false;
   const int top = kMostTop - exponent_of(largest, kMostTop) + exponent;
@@ -38,12 +39,12 @@ struct StripShare {
   int rows, filled;  // how many there are; how deep the share is, with zeros up to a multiple of 32
   bool wide;
 
-  __device__ __forceinline__ StripShare(const SplitJob& job, int64_t z, int64_t row0, int64_t share,
-                                        int rank) {
+  __device__ __forceinline__ StripShare(const DecomposeJob& job, int64_t z, int64_t row0,
+                                        int64_t share, int rank) {
     v = job.x;
     v.data += z * v.bs + row0 * v.rs;
-    rows = static_cast<int>(min_of(job.parts.rows - row0, kStrip));
-    const int64_t all = job.parts.blocks * kSplitK;
+    rows = static_cast<int>(min_of(job.limbs.rows - row0, kStrip));
+    const int64_t all = job.limbs.blocks * kSliceK;
     k0 = rank * share;
     filled = static_cast<int>(k0 >= all ? 0 : min_of(all - k0, share));
     depth = job.k - k0;
@@ -59,12 +60,12 @@ struct StripShare {
   // Asks for slice `s`.
   __device__ __forceinline__ void load(Slice& slice, int s) const {
     const int left = static_cast<int>(min_of(depth - s * kStripK, kStripK));
-    const int lanes = wide ? kWide : kStrip, step = kSplitThreads / lanes;
+    const int lanes = wide ? kWide : kStrip, step = kDecomposeThreads / lanes;
     const int thread = threadIdx.x, k = thread / lanes, lane = thread % lanes;
     const float* p = v.ptr(wide ? lane * 4 : lane, k0 + s * kStripK + k);
     if (wide) {
 #pragma unroll
-      for (int e = 0; e < kStripK; e += kSplitThreads / kWide, p += step * v.cs)
+      for (int e = 0; e < kStripK; e += kDecomposeThreads / kWide, p += step * v.cs)
         cp_async_some<16>(Smem(&slice[k + e][place(lane * 4, k + e)]), p, k + e < left ? 16 : 0);
     } else {
 #pragma unroll 1
@@ -75,9 +76,9 @@ struct StripShare {
   }
 
   // The largest of a row's samples, by all threads, for the first kStrip: one a row.
-  __device__ __forceinline__ uint32_t sample(int64_t k,
-                                             uint32_t (&warps)[kSplitThreads / 32][kStrip]) const {
-    constexpr int kLines = kSplitThreads / kStrip, kEach = kSamples / kLines;
+  __device__ __forceinline__ uint32_t
+  sample(int64_t k, uint32_t (&warps)[kDecomposeThreads / 32][kStrip]) const {
+    constexpr int kLines = kDecomposeThreads / kStrip, kEach = kSamples / kLines;
     const int lane = threadIdx.x % kStrip, line = threadIdx.x / kStrip;
     uint32_t largest = 0;
     float x[kEach];
@@ -105,18 +106,18 @@ using StripTold = float[kTold][kStrip];
 // A block's shared memory.
 struct StripRoom {
   StripShare::Slice ring[kStripBuffers];
-  uint32_t samples[kSplitThreads / 32][kStrip];
+  uint32_t samples[kDecomposeThreads / 32][kStrip];
   uint32_t halves[kTold][2][kStrip];  // what the warps that share a row have seen of it
   int exponents[kStrip];
   StripTold told;
-  uint32_t again;  // rows to be split again, as bits
+  uint32_t again;  // rows to be decomposed again, as bits
 };
 
-// Slices -> parts.
-template <Scheme S>
-struct StripSplit {
-  static constexpr int kWarps = kSplitThreads / 32, kGroups = kStrip / 8;
-  static_assert(kWarps / kGroups * kSplitK == kStripK);
+// Slices -> limbs.
+template <EmulationScheme S>
+struct StripDecompose {
+  static constexpr int kWarps = kDecomposeThreads / 32, kGroups = kStrip / 8;
+  static_assert(kWarps / kGroups * kSliceK == kStripK);
   struct Seen {
     uint32_t largest = 0;
     RowSeen row;
@@ -129,8 +130,8 @@ struct StripSplit {
 
   // Its elements of all slices, the first of which are on their way.
   __device__ static __forceinline__ Seen run(StripRoom& room, const StripShare& share, int exponent,
-                                             char* parts) {
-    const int k = static_cast<int>(threadIdx.x) / 32 / kGroups * kSplitK, at = threadIdx.x % 4 * 8;
+                                             char* limbs) {
+    const int k = static_cast<int>(threadIdx.x) / 32 / kGroups * kSliceK, at = threadIdx.x % 4 * 8;
     const int from = StripShare::place(row(), at);
     const int slices = (share.filled + kStripK - 1) / kStripK;
     Seen seen;
@@ -142,12 +143,12 @@ struct StripSplit {
       if (s + kStripBuffers - 1 < slices) share.load(room.ring[free], s + kStripBuffers - 1);
       cp_async_commit();
       const int here = s * kStripK + k;
-      if (here < share.filled && parts) {
+      if (here < share.filled && limbs) {
         const auto x = [&](int e) { return room.ring[stage][k + at + e][from]; };
 #pragma unroll
         for (int e = 0; e < 8; ++e) seen.largest = max_of(seen.largest, finite_magnitude(x(e)));
-        split8<S>(x, exponent, parts + int64_t{here} * (2 * S.parts), at,
-                  static_cast<uint32_t>(share.k0 + here + at), seen.row);
+        decompose8<S>(x, exponent, limbs + int64_t{here} * (2 * S.limbs), at,
+                      static_cast<uint32_t>(share.k0 + here + at), seen.row);
       }
       stage = stage + 1 < kStripBuffers ? stage + 1 : 0;
       free = free + 1 < kStripBuffers ? free + 1 : 0;
@@ -205,21 +206,21 @@ struct StripSplit {
   }
 };
 
-// All rows of a strip are split again where one is to be: the others are written as they were.
-template <Scheme S, int kCluster>
-__device__ void split_strip(const SplitJob& job, int64_t block) {
-  using Split = StripSplit<S>;
+// All rows of a strip are decomposed again where one is to be: the others are written as they were.
+template <EmulationScheme S, int kCluster>
+__device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
+  using Split = StripDecompose<S>;
   XGEMM_SHARED_DYNAMIC(room, StripRoom);
   const int thread = threadIdx.x, rank = static_cast<int>(block % kCluster);
-  const int64_t strip = block / kCluster, strips = ceil_div(job.parts.rows, kStrip);
-  const int64_t z = job.parts.matrices > 1 ? strip / strips : 0;
+  const int64_t strip = block / kCluster, strips = ceil_div(job.limbs.rows, kStrip);
+  const int64_t z = job.limbs.matrices > 1 ? strip / strips : 0;
   const int64_t row0 = (strip - z * strips) * kStrip;
-  const StripShare share(job, z, row0, ceil_div(job.parts.blocks, kCluster) * kSplitK, rank);
+  const StripShare share(job, z, row0, ceil_div(job.limbs.blocks, kCluster) * kSliceK, rank);
   const int row = Split::row();
-  char* const parts = row < share.rows
-                          ? static_cast<char*>(job.parts.data) +
-                                (z * job.parts.rows + row0 + row) * job.parts.row_bytes(S.parts) +
-                                share.k0 * (2 * S.parts)
+  char* const limbs = row < share.rows
+                          ? static_cast<char*>(job.limbs.data) +
+                                (z * job.limbs.rows + row0 + row) * job.limbs.row_bytes(S.limbs) +
+                                share.k0 * (2 * S.limbs)
                           : nullptr;
   Split::begin(room, share);
   const uint32_t largest = share.sample(job.k, room.samples);
@@ -227,7 +228,7 @@ __device__ void split_strip(const SplitJob& job, int64_t block) {
 #pragma unroll 1
   for (bool last = false;; last = true) {
     __syncthreads();
-    const typename Split::Seen seen = Split::run(room, share, room.exponents[row], parts);
+    const typename Split::Seen seen = Split::run(room, share, room.exponents[row], limbs);
     Split::tell(room, seen, job.k);
     if constexpr (kCluster > 1) cluster_sync();
     if (thread < kStrip) {
@@ -239,7 +240,7 @@ __device__ void split_strip(const SplitJob& job, int64_t block) {
       if (thread == 0) room.again = all;
       if (grown) room.exponents[thread] = exponent_of(most, kMostTop);
       if (all == 0 && rank == 0 && thread < share.rows)
-        job.parts.scales[z * job.parts.rows + row0 + thread] = scale_of(exponent, sums, job.k);
+        job.limbs.scales[z * job.limbs.rows + row0 + thread] = scale_of(exponent, sums, job.k);
     }
     if constexpr (kCluster > 1) cluster_sync(Relaxed());  // `told` has been read
     __syncthreads();

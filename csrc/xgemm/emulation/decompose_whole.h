@@ -1,5 +1,5 @@
-// The split of an operand that does not lie along k and is not deep: strips of few rows, whole in
-// shared memory, so that blocks are many and need nobody else.
+// The decomposition of an operand that does not lie along k and is not deep: strips of few rows,
+// whole in shared memory, so that blocks are many and need nobody else.
 #pragma once
 
 #include "xgemm/emulation/decompose_rows.h"
@@ -12,7 +12,7 @@ constexpr int kWholeElements = 8192;  // of a strip: its rows by the k that it c
 // kRows rows by all of k, transposed.
 template <int kRows>
 struct WholeStrip {
-  static constexpr int kWarps = kSplitThreads / 32, kGroups = kRows / 8;
+  static constexpr int kWarps = kDecomposeThreads / 32, kGroups = kRows / 8;
   static constexpr int kDepth = kWholeElements / kRows;
   float x[kDepth][kRows + 1];
   uint32_t warps[kWarps][kRows];
@@ -22,9 +22,9 @@ struct WholeStrip {
   // gmem -> smem, zeros where there is nothing; the largest magnitudes of each warp.
   __device__ __forceinline__ void load(const View<const float>& v, int rows, int depth,
                                        int filled) {
-    constexpr int kLoaders = kRows / 4;  // threads side by side along a strip, 4 rows each
-    constexpr int kStep = kSplitThreads / kLoaders;
-    const int thread = threadIdx.x, row = thread % kLoaders * 4;
+    constexpr int kProducerThreads = kRows / 4;  // threads side by side along a strip, 4 rows each
+    constexpr int kStep = kDecomposeThreads / kProducerThreads;
+    const int thread = threadIdx.x, row = thread % kProducerThreads * 4;
     uint32_t largest[4] = {};
     const auto keep = [&](int k, const float (&y)[4]) {
 #pragma unroll
@@ -33,7 +33,7 @@ struct WholeStrip {
         x[k][row + w] = y[w];
       }
     };
-    int k = thread / kLoaders;
+    int k = thread / kProducerThreads;
     if (v.transposed().wide() && rows >= kRows) {
       const float* p = v.ptr(row, k);
 #pragma unroll 8
@@ -53,24 +53,24 @@ struct WholeStrip {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
 #pragma unroll
-      for (int step = kLoaders; step < 32; step *= 2)
+      for (int step = kProducerThreads; step < 32; step *= 2)
         largest[w] = max_of(largest[w], __shfl_xor_sync(0xffffffffu, largest[w], step));
-      if (thread % 32 < kLoaders) warps[thread / 32][row + w] = largest[w];
+      if (thread % 32 < kProducerThreads) warps[thread / 32][row + w] = largest[w];
     }
   }
 };
 
-template <Scheme S, int kRows>
-__device__ void split_whole_strip(const SplitJob& job, int64_t strip) {
+template <EmulationScheme S, int kRows>
+__device__ void decompose_whole_strip(const DecomposeJob& job, int64_t strip) {
   using Whole = WholeStrip<kRows>;
   constexpr int kWarps = Whole::kWarps, kGroups = Whole::kGroups;
   XGEMM_SHARED_DYNAMIC(whole, Whole);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
-  const int64_t strips = ceil_div(job.parts.rows, kRows);
-  const int64_t z = job.parts.matrices > 1 ? strip / strips : 0;
+  const int64_t strips = ceil_div(job.limbs.rows, kRows);
+  const int64_t z = job.limbs.matrices > 1 ? strip / strips : 0;
   const int64_t row0 = (strip - z * strips) * kRows;
-  const int rows = static_cast<int>(min_of(job.parts.rows - row0, kRows));
-  const int filled = static_cast<int>(job.parts.blocks) * kSplitK;
+  const int rows = static_cast<int>(min_of(job.limbs.rows - row0, kRows));
+  const int filled = static_cast<int>(job.limbs.blocks) * kSliceK;
   View<const float> v = job.x;
   v.data += z * v.bs + row0 * v.rs;
   whole.load(v, rows, static_cast<int>(job.k), filled);
@@ -87,11 +87,11 @@ __device__ void split_whole_strip(const SplitJob& job, int64_t strip) {
   const int exponent = whole.exponents[row];
   RowSeen seen;
   if (row < rows) {
-    char* const parts = static_cast<char*>(job.parts.data) +
-                        (z * job.parts.rows + row0 + row) * job.parts.row_bytes(S.parts);
-    for (int k = warp / kGroups * kSplitK; k < filled; k += kWarps / kGroups * kSplitK) {
-      split8<S>([&](int e) { return whole.x[k + at + e][row]; }, exponent,
-                parts + k * (2 * S.parts), at, static_cast<uint32_t>(k + at), seen);
+    char* const limbs = static_cast<char*>(job.limbs.data) +
+                        (z * job.limbs.rows + row0 + row) * job.limbs.row_bytes(S.limbs);
+    for (int k = warp / kGroups * kSliceK; k < filled; k += kWarps / kGroups * kSliceK) {
+      decompose8<S>([&](int e) { return whole.x[k + at + e][row]; }, exponent,
+                    limbs + k * (2 * S.limbs), at, static_cast<uint32_t>(k + at), seen);
     }
   }
 
@@ -111,7 +111,7 @@ __device__ void split_whole_strip(const SplitJob& job, int64_t strip) {
     sums[i] = 0;
     for (int w = 0; w < kWarps / kGroups; ++w) sums[i] += whole.sums[w][i][thread];
   }
-  job.parts.scales[z * job.parts.rows + row0 + thread] =
+  job.limbs.scales[z * job.limbs.rows + row0 + thread] =
       scale_of(whole.exponents[thread], sums, job.k);
 }
 

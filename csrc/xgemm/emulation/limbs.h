@@ -1,5 +1,5 @@
-// FP32 operands as sums of 16-bit parts for tensor cores: where they lie in the workspace. Pure;
-// the kernel is in decompose.h, what parts can hold in certificate.h.
+// FP32 operands as sums of 16-bit limbs for tensor cores: where they lie in the workspace. Pure;
+// the kernel is in decompose.h, what limbs can hold in certificate.h.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,9 @@
 
 namespace xgemm {
 
-constexpr int kSplitK = 32;  // of k, whose parts lie together: hi, lo, or p0, p1, p2
-
-// The parts of one operand: [row][k / 32][part][32], rows along k, matrix after matrix of the
+// The limbs of one operand: [row][k / 32][limb][32], rows along k, matrix after matrix of the
 // batch. For B, rows are its columns.
-struct Parts {
+struct Limbs {
   void* data = nullptr;
   RowScale* scales = nullptr;
   int64_t rows = 0;  // of a matrix
@@ -23,55 +21,56 @@ struct Parts {
 
   // Matrix z of the batch begins at this row; a broadcast operand is stored once.
   XGEMM_HD int64_t first_row(int64_t z) const { return matrices == 1 ? 0 : z * rows; }
-  XGEMM_HD int64_t row_bytes(int parts) const { return blocks * kSplitK * 2 * parts; }
+  XGEMM_HD int64_t row_bytes(int limbs) const { return blocks * kSliceK * 2 * limbs; }
 };
 
 // Why k could not be told in 32 bits, or null.
-inline const char* too_deep_to_split(const Gemm& g) {
-  return g.k > int64_t{UINT32_MAX} ? "splits rows of fewer than 2^32 elements of K" : nullptr;
+inline const char* too_deep_to_decompose(const Gemm& g) {
+  return g.k > int64_t{UINT32_MAX} ? "decomposes rows of fewer than 2^32 elements of K" : nullptr;
 }
 
-// Room for so many parts of each of rows * matrices * k elements.
-inline Parts place_parts(Layout& all, int64_t rows, int64_t matrices, int64_t k, int parts) {
-  Parts p;
+// Room for so many limbs of each of rows * matrices * k elements.
+inline Limbs place_limbs(Layout& all, int64_t rows, int64_t matrices, int64_t k, int limbs) {
+  Limbs p;
   p.rows = rows;
   p.matrices = matrices;
-  p.blocks = k > kSplitK ? ceil_div(k, kSplitK) : 1;
+  p.blocks = k > kSliceK ? ceil_div(k, kSliceK) : 1;
   const size_t elements = times(static_cast<size_t>(rows), static_cast<size_t>(matrices));
-  p.data = all.place(times(elements, static_cast<size_t>(p.row_bytes(parts))));
+  p.data = all.place(times(elements, static_cast<size_t>(p.row_bytes(limbs))));
   p.scales = static_cast<RowScale*>(all.place(times(elements, sizeof(RowScale))));
   return p;
 }
 
-// A matrix B that is split once and kept: its parts by kFp16x3.
+// A matrix B that is decomposed once and kept: its limbs by kFp16x3.
 struct PackedB {
-  Parts parts;
+  Limbs limbs;
   size_t bytes = 0;
 };
 inline PackedB plan_packed(const Gemm& g, void* packed) {
   Layout all{packed};
   PackedB plan;
-  plan.parts = place_parts(all, g.n, 1, g.k, kFp16x3.parts);
+  plan.limbs = place_limbs(all, g.n, 1, g.k, kFp16x3.limbs);
   plan.bytes = all.bytes;
   return plan;
 }
 
-// Where the parts of A and B lie, in a workspace of `bytes` as far as they are not kept.
-struct SplitPlan {
-  Parts a, b;
-  bool b_is_kept = false;  // and needs no split
+// Where the limbs of A and B lie, in a workspace of `bytes` as far as they are not kept.
+struct DecomposePlan {
+  Limbs a, b;
+  bool b_is_kept = false;  // and needs no decomposition
   size_t bytes = 0;
 };
 
-// With room for so many parts of an element; B's only if `packed_b` is null.
-inline SplitPlan plan_split(const Gemm& g, int parts, void* workspace, void* packed_b = nullptr) {
-  SplitPlan plan;
+// With room for so many limbs of an element; B's only if `packed_b` is null.
+inline DecomposePlan plan_decompose(const Gemm& g, int limbs, void* workspace,
+                                    void* packed_b = nullptr) {
+  DecomposePlan plan;
   Layout all{workspace};
   const auto operand = [&](int64_t rows, int64_t stride) {
-    return place_parts(all, rows, g.batch > 1 && stride != 0 ? g.batch : 1, g.k, parts);
+    return place_limbs(all, rows, g.batch > 1 && stride != 0 ? g.batch : 1, g.k, limbs);
   };
   plan.a = operand(g.m, g.a.bs);
-  if (packed_b) plan.b = plan_packed(g, packed_b).parts, plan.b_is_kept = true;
+  if (packed_b) plan.b = plan_packed(g, packed_b).limbs, plan.b_is_kept = true;
   else plan.b = operand(g.n, g.b.bs);
   plan.bytes = all.bytes;
   return plan;

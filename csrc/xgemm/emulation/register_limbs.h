@@ -1,6 +1,6 @@
-// smem -> registers -> bf16 parts: operands are split on their way to the tensor cores, one into
-// registers and one into shared memory, all 24 bits of an element, whatever its row. The range of
-// what has been split decides which results need a certificate (settle.h).
+// smem -> registers -> bf16 limbs: operands are decomposed on their way to the tensor cores, one
+// into registers and one into shared memory, all 24 bits of an element, whatever its row. The range
+// of what has been decomposed decides which results need a certificate (settle.h).
 #pragma once
 
 #include "xgemm/device/copy/tma.h"
@@ -10,16 +10,16 @@ namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
 // Of the elements that a thread has seen: the smallest magnitude but zero, less one, without the
-// sign's bit; and of their first parts the largest, in both halves. Elements may be so small that
-// their parts are zeros.
+// sign's bit; and of their first limbs the largest, in both halves. Elements may be so small that
+// their limbs are zeros.
 struct Reach {
   uint32_t least = 0xffffffffu, most = 0;
 
-  // Two elements, and their first parts.
-  __device__ __forceinline__ void see(float x0, float x1, uint32_t parts) {
+  // Two elements, and their first limbs.
+  __device__ __forceinline__ void see(float x0, float x1, uint32_t limbs) {
     const uint32_t a = float_to_bits(x0), b = float_to_bits(x1);
     least = min3_u32(a + a - 1, b + b - 1, least);
-    most = max_u16x2(parts & 0x7fff7fffu, most);
+    most = max_u16x2(limbs & 0x7fff7fffu, most);
   }
   // As a Range's half: FP32's exponent fields of the largest, rounded up, and of the smallest.
   __device__ __forceinline__ uint32_t half_range() const {
@@ -49,27 +49,28 @@ __device__ __forceinline__ uint32_t join_ranges_of_warp(uint32_t x) {
   return joint;
 }
 
-// Two neighbours along k into their parts, p0 first.
-__device__ __forceinline__ void split_pair(uint32_t (&parts)[3], float x0, float x1, Reach& reach) {
+// Two neighbours along k into their limbs, p0 first.
+__device__ __forceinline__ void decompose_pair(uint32_t (&limbs)[3], float x0, float x1,
+                                               Reach& reach) {
 #pragma unroll
   for (int p = 0; p < 3; ++p) {
-    parts[p] = pack_half2<Half::bf16>(x0, x1);
-    if (p == 0) reach.see(x0, x1, parts[p]);
+    limbs[p] = pack_half2<Half::bf16>(x0, x1);
+    if (p == 0) reach.see(x0, x1, limbs[p]);
     if (p == 2) continue;
     float y0, y1;
-    unpack_half2<Half::bf16>(parts[p], y0, y1);
+    unpack_half2<Half::bf16>(limbs[p], y0, y1);
     x0 -= y0, x1 -= y1;
   }
 }
 
 // wgmma's operand in registers: 64 rows a warpgroup, of which thread t has 16 (t / 32) +
 // 2 (t % 32 / 4) and the next, as rows t % 32 / 4 and 8 more of the instruction's. Of 8 k it has
-// 2 (t % 4) and the next. Two slices are there: one is multiplied while the next is split.
+// 2 (t % 4) and the next. Two slices are there: one is multiplied while the next is decomposed.
 template <int kL, bool kAlongK>
-struct RegisterParts {
+struct RegisterLimbs {
   static constexpr int kGroups = kSliceK / 16;
   using Slice = RawSlice<kL, kAlongK>;
-  uint32_t parts[2][kGroups][3][4];
+  uint32_t limbs[2][kGroups][3][4];
 
   __device__ static int first_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
   // Of the thread's first row at its first k. Both are even, so its next row, and its next k, are
@@ -79,7 +80,7 @@ struct RegisterParts {
   }
   static constexpr int kNext = 32 | 4;
 
-  __device__ __forceinline__ void split(int s, const Slice& slice, int first, Reach& reach) {
+  __device__ __forceinline__ void decompose(int s, const Slice& slice, int first, Reach& reach) {
 #pragma unroll
     for (int c = 0; c < kSliceK / 8; ++c) {
       const int here = kAlongK ? first ^ c * 8 : first + c * 8 * 32;
@@ -89,18 +90,19 @@ struct RegisterParts {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         uint32_t pair[3];
-        split_pair(pair, kAlongK ? x[row][0] : x[0][row], kAlongK ? x[row][1] : x[1][row], reach);
+        decompose_pair(pair, kAlongK ? x[row][0] : x[0][row], kAlongK ? x[row][1] : x[1][row],
+                       reach);
 #pragma unroll
-        for (int p = 0; p < 3; ++p) parts[s][c / 2][p][c % 2 * 2 + row] = pair[p];
+        for (int p = 0; p < 3; ++p) limbs[s][c / 2][p][c % 2 * 2 + row] = pair[p];
       }
     }
   }
 };
 
-// The other one in shared memory, kL rows: part after part, lines of kSliceK, swizzled as wgmma
+// The other one in shared memory, kL rows: limb after limb, lines of kSliceK, swizzled as wgmma
 // wants them. Of each kThreads threads one has kRows rows by 8 k, as far as they go round.
 template <int kThreads, int kL, bool kAlongK>
-struct SharedParts {
+struct SharedLimbs {
   static constexpr int kChunks = kSliceK / 8;
   static constexpr int kRows = kL * kChunks > kThreads ? kL * kChunks / kThreads : 1;
   static constexpr int kLines = kL / kRows, kLineBytes = kSliceK * 2;
@@ -109,8 +111,8 @@ struct SharedParts {
   using Slice = char[3][kL * kLineBytes];
   using Raw = RawSlice<kL, kAlongK>;
 
-  // A slice as it came into parts. Neighbours are such as meet no bank twice.
-  __device__ static __forceinline__ void split(Slice& slice, const Raw& raw, Reach& reach) {
+  // A slice as it came into limbs. Neighbours are such as meet no bank twice.
+  __device__ static __forceinline__ void decompose(Slice& slice, const Raw& raw, Reach& reach) {
     const int thread = static_cast<int>(threadIdx.x) % kThreads;
     if (kLines * kChunks < kThreads && thread >= kLines * kChunks) return;
     const int line = kAlongK ? thread / kChunks : thread % kLines;
@@ -129,7 +131,7 @@ struct SharedParts {
       }
       uint32_t pairs[4][3];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) split_pair(pairs[e], x[2 * e], x[2 * e + 1], reach);
+      for (int e = 0; e < 4; ++e) decompose_pair(pairs[e], x[2 * e], x[2 * e + 1], reach);
 #pragma unroll
       for (int p = 0; p < 3; ++p) {
         char* const to = slice[p] + r * kLineBytes + (chunk ^ r / 2 % 4) * 16;

@@ -1,6 +1,6 @@
-// The certificate of results whose operands were split on their way, without a scale: three bf16
-// parts hold an FP32 number's 24 bits, so only the ends of the exponents' range are in question.
-// What is not certain is settled by a warp, which has neighbours of one row of D.
+// The certificate of results whose operands were decomposed on their way, without a scale: three
+// bf16 limbs hold an FP32 number's 24 bits, so only the ends of the exponents' range are in
+// question. What is not certain is settled by a warp, which has neighbours of one row of D.
 #pragma once
 
 #include <limits>
@@ -17,7 +17,7 @@ struct Certainty {
   int least;  // exponent from which a result is certain, or kAlways
 
   static constexpr int kAlways = -1000;
-  // Below it parts are cut off at 2^-134, and below 2^-121 a product's at 2^-149, a dozen of them:
+  // Below it limbs are cut off at 2^-134, and below 2^-121 a product's at 2^-149, a dozen of them:
   // by less than half a unit of the last place above.
   static constexpr int kWhole = -110, kLeastProduct = -121;
 
@@ -108,7 +108,7 @@ __device__ __forceinline__ void chain4(const Gemm& g, int64_t i, int64_t j, floa
     if (doubts >> w & 1) sum[w] = chain[w];
 }
 
-// Makes results certain that are not: four neighbours a lane of row i, from j on, of which parts
+// Makes results certain that are not: four neighbours a lane of row i, from j on, of which limbs
 // gave `sum`; by all of a warp. A row or a column that is zero or not finite says what comes of it;
 // what is left is the chain.
 __device__ __forceinline__ void settle(const Gemm& g, int64_t i, int64_t j, float (&sum)[4],
@@ -119,7 +119,7 @@ __device__ __forceinline__ void settle(const Gemm& g, int64_t i, int64_t j, floa
   uint32_t doubts = doubts_of(g, j, sum, certain);
   if (!__reduce_or_sync(0xffffffffu, doubts)) return;
   const Found row = look_along(g.a.ptr(i, 0), g.a.cs, g.k);
-  if (certain.finite && row.zero) return;  // so is what parts gave
+  if (certain.finite && row.zero) return;  // so is what limbs gave
   const bool of_b = range >> 24 == 255u;  // some element of B is not finite
   // A column is looked at where it may decide: where a result is zero, or not finite.
 #pragma unroll

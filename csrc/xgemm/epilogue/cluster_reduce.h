@@ -12,7 +12,7 @@ namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
 // Blocks that any GPU with clusters lets be one.
-constexpr int64_t kClusterShares = 8;
+constexpr int64_t kClusterSlices = 8;
 
 // Multiprocessors that have blocks at a time, one each, where so many blocks make a cluster: it is
 // within a group, few of which have more than 16.
@@ -69,7 +69,7 @@ __device__ __forceinline__ void add_in_cluster(const SharedSums<BM, BN>& here, i
        e += shares * kThreads * 4) {
     const int row = e / BN, column = e % BN;
     float sum[4] = {-0.f, -0.f, -0.f, -0.f};  // -0 + x is x
-    add_shares<kClusterShares>(sum, 0, shares, [&](float (&x)[4], int s) {
+    add_shares<kClusterSlices>(sum, 0, shares, [&](float (&x)[4], int s) {
       load4_from_block(x, &here.d[row][column], s);
     });
     finish(row, column, sum);

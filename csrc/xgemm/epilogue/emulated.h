@@ -1,4 +1,4 @@
-// The epilogue of stages that multiply parts: the certificate of each result, and undoing the rows'
+// The epilogue of stages that multiply limbs: the certificate of each result, and undoing the rows'
 // scales.
 #pragma once
 
@@ -100,7 +100,7 @@ struct TileScales {
     return flags;
   }
 
-  // Whether all rows are given, so that no product of parts is stored.
+  // Whether all rows are given, so that no product of limbs is stored.
   __device__ __forceinline__ bool all_given() const {
     uint32_t all = 0xffffffffu;
 #pragma unroll
@@ -198,8 +198,8 @@ struct PairLoop {
 // How tensor cores hold a tile of D: a thread has, of rows i and i + 8, pairs of neighbours 8
 // columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are certified,
 // unscaled, go through the epilogue and are stored. j is even.
-template <Scheme S, int kPairs>
-struct PartsEpilogue {
+template <EmulationScheme S, int kPairs>
+struct EmulatedEpilogue {
   const Gemm& g;  // of one matrix of the batch, as the scales
   const RowScale *rows, *columns;
   int64_t i, j;

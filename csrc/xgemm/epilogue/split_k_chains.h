@@ -36,7 +36,7 @@ struct ChainJob {
 };
 
 inline ChainJob chain_job(const Gemm& g) {
-  return {.g = g, .shares = chain_count(g), .pitch = ceil_div(g.n, 4) * 4};
+  return {.g = g, .shares = split_k_slices(g), .pitch = ceil_div(g.n, 4) * 4};
 }
 
 // Gives sums a place in the workspace, where there are several of an element; its bytes.
@@ -149,7 +149,7 @@ void launch_chains(const First& first, void (*one)(Job), void (*four)(Job), Job 
 // Element (i, j), its chains made one after another by one thread: the same bits.
 __device__ __forceinline__ void chains_in_turn(const Gemm& g, int64_t i, int64_t j) {
   if (i >= g.m || j >= g.n) return;
-  const int64_t share = chain_count(g) > 1 ? g.share : g.k;
+  const int64_t share = split_k_slices(g) > 1 ? g.share : g.k;
   float sum = -0.f;
   int64_t k = 0;
   do {

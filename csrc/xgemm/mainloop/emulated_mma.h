@@ -1,5 +1,5 @@
-// The tensor-core main loop of sm_80: cp.async fills a ring of slices of parts, mma.sync multiplies
-// them. The sums are those of emulated_wgmma.h. Here P, the products of the first parts over one
+// The tensor-core main loop of sm_80: cp.async fills a ring of slices of limbs, mma.sync multiplies
+// them. The sums are those of emulated_wgmma.h. Here P, the products of the first limbs over one
 // slice, is made for 16 rows at a time, so that it takes a few registers and not as many as a tile.
 #pragma once
 
@@ -9,15 +9,14 @@ namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
 // sum += the warp's tile, which begins at (ty, tx) of the block's at `o`, of matrix z of the batch.
-template <Scheme S, Tile T>
-__device__ __forceinline__ void multiply_parts(float (&sum)[T.WM / 16][T.WN / 2],
-                                               PartsRing<T>& ring, const Parts& a_parts,
-                                               const Parts& b_parts, int64_t z, const Origin& o,
-                                               int ty, int tx) {
-  constexpr int kM = T.WM / 16, kN = T.WN / 8, kSegment = S.segment / kSplitK;
-  PartsCopies<T.threads(), T.BM> copies_a(a_parts, z, o.i);
-  PartsCopies<T.threads(), T.BN> copies_b(b_parts, z, o.j);
-  const int blocks = static_cast<int>(a_parts.blocks);
+template <EmulationScheme S, Tile T>
+__device__ __forceinline__ void multiply_limbs(float (&sum)[T.WM / 16][T.WN / 2], LimbRing<T>& ring,
+                                               const Limbs& a_limbs, const Limbs& b_limbs,
+                                               int64_t z, const TileCoord& o, int ty, int tx) {
+  constexpr int kM = T.WM / 16, kN = T.WN / 8, kSegment = S.segment / kSliceK;
+  LimbCopies<T.threads(), T.BM> copies_a(a_limbs, z, o.i);
+  LimbCopies<T.threads(), T.BN> copies_b(b_limbs, z, o.j);
+  const int blocks = static_cast<int>(a_limbs.blocks);
   const auto copy = [&](int slice, int buffer) {
     if (slice < blocks) copies_a.copy(ring.a[buffer]), copies_b.copy(ring.b[buffer]);
     cp_async_commit();

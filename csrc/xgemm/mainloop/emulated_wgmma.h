@@ -1,8 +1,8 @@
-// The tensor-core main loop of sm_90a for operands in parts: TMA fills a ring of slices, warpgroups
+// The tensor-core main loop of sm_90a for operands in limbs: TMA fills a ring of slices, warpgroups
 // multiply them.
 //
 // Three sums for each element of D, in registers:
-//   P  products of the first parts over one slice: the tensor core truncates what it adds, so P is
+//   P  products of the first limbs over one slice: the tensor core truncates what it adds, so P is
 //      kept short, and then added, rounded to nearest, to
 //   C  the sum so far
 //   Q  all the other products, smaller by 2^8 and more, whose truncation errors are as small;
@@ -10,7 +10,7 @@
 // The products of Q run while P is added to C, so that the tensor cores never wait.
 //
 // The grid is persistent: each cluster takes tile after tile, and of the last ones a share along K
-// (stream_k.h). What is handed over then are sums C. Where K is cut depends on the problem and on
+// (stream_k.h). The partials then are sums C. Where K is cut depends on the problem and on
 // how many clusters run at a time, and bits with it, but never on time.
 #pragma once
 
@@ -26,10 +26,10 @@ inline namespace XGEMM_FLAVOUR {
 constexpr int kWarpgroup = 128;
 
 // A tile of BM x 128, a stage of the ring being 32 deep.
-constexpr Tile wgmma_tile(Scheme s, int BM, int cluster, int buffers, float rate = 0.f) {
+constexpr Tile wgmma_tile(EmulationScheme s, int BM, int cluster, int buffers, float rate = 0.f) {
   return {.BM = BM,
           .BN = 128,
-          .BK = kSplitK,
+          .BK = kSliceK,
           .WM = 16,
           .WN = 128,
           .TM = 2,
@@ -37,7 +37,7 @@ constexpr Tile wgmma_tile(Scheme s, int BM, int cluster, int buffers, float rate
           .width = 4,
           .buffers = buffers,
           .a_rows = BM,
-          .element_bytes = 2 * s.parts,
+          .element_bytes = 2 * s.limbs,
           .producers = kWarpgroup,
           .cluster = cluster,
           .group = 16 / cluster,
@@ -47,35 +47,35 @@ constexpr Tile wgmma_tile(Scheme s, int BM, int cluster, int buffers, float rate
 struct WgmmaJob {
   Gemm g;
   TensorMap a, b;
-  Parts a_parts, b_parts;
+  Limbs a_limbs, b_limbs;
   RecomputeMap map;
-  Relay relay;
+  StreamK stream_k;
   float* sums = nullptr;  // [block][warpgroup][element / 4][thread][4]
-  uint32_t* flags = nullptr;  // [block][warpgroup], cleared by the split
+  uint32_t* flags = nullptr;  // [block][warpgroup], cleared by the decomposition
 };
 
-// Bytes of a row of a stage that lie together: fp16's hi and lo in one row of 128, bf16's parts one
+// Bytes of a row of a slot that lie together: fp16's hi and lo in one row of 128, bf16's limbs one
 // after another in rows of 64.
-constexpr int row_of(Scheme s) { return s.parts == 2 ? 128 : 64; }
+constexpr int row_of(EmulationScheme s) { return s.limbs == 2 ? 128 : 64; }
 
 // A warpgroup has 64 rows of a tile.
 template <Tile T>
 using GroupScales = TileScales<kWarpgroup, 64, T.BN>;
 
-template <Scheme S, Tile T>
+template <EmulationScheme S, Tile T>
 struct WgmmaRing {
-  char a[T.buffers][T.BM * kSplitK * 2 * S.parts];
-  char b[T.buffers][T.BN * kSplitK * 2 * S.parts];
+  char a[T.buffers][T.BM * kSliceK * 2 * S.limbs];
+  char b[T.buffers][T.BN * kSliceK * 2 * S.limbs];
   Mbarrier full[T.buffers], empty[T.buffers];
   GroupScales<T> scales[T.BM / 64];
 };
 
-// gmem -> a stage of the ring, signalled at its `full`: a box for the parts that lie together. In a
+// gmem -> a slot of the ring, signalled at its `full`: a box for the limbs that lie together. In a
 // cluster each block fetches its share of B's rows for all.
-template <Scheme S, Tile T>
+template <EmulationScheme S, Tile T>
 __device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const WgmmaJob& job, int stage,
                                       int row, int column, int k, int rank) {
-  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.parts, kShare = T.BN / T.cluster;
+  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.limbs, kShare = T.BN / T.cluster;
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
     const int depth = k * kBoxes + box;
@@ -88,57 +88,58 @@ __device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const WgmmaJob& job
   }
 }
 
-// The products of one slice for 64 rows of D, in two groups: main = those of the first parts, rest
-// += the others, smallest first. a and b are descriptors of the first parts.
-template <Scheme S, Tile T>
+// The products of one slice for 64 rows of D, in two groups: main = those of the first limbs, rest
+// += the others, smallest first. a and b are descriptors of the first limbs.
+template <EmulationScheme S, Tile T>
 __device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], uint64_t a,
                                          uint64_t b, bool accumulate) {
   constexpr bool kTogether = row_of(S) == 128;
-  constexpr uint64_t kNextA = (kTogether ? kSplitK * 2 : T.BM * kSplitK * 2) >> 4;
-  constexpr uint64_t kNextB = (kTogether ? kSplitK * 2 : T.BN * kSplitK * 2) >> 4;
+  constexpr uint64_t kNextA = (kTogether ? kSliceK * 2 : T.BM * kSliceK * 2) >> 4;
+  constexpr uint64_t kNextB = (kTogether ? kSliceK * 2 : T.BN * kSliceK * 2) >> 4;
   wgmma_fence();
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     wgmma<S.type>(main, a + half * kDescriptorK16, b + half * kDescriptorK16, half > 0);
   wgmma_commit();
 #pragma unroll
-  for (int order = S.parts - 1; order > 0; --order)
+  for (int order = S.limbs - 1; order > 0; --order)
 #pragma unroll
-    for (int part = 0; part <= order; ++part)
+    for (int limb = 0; limb <= order; ++limb)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        wgmma<S.type>(rest, a + part * kNextA + half * kDescriptorK16,
-                      b + (order - part) * kNextB + half * kDescriptorK16,
-                      accumulate || order < S.parts - 1 || part > 0 || half > 0);
+        wgmma<S.type>(rest, a + limb * kNextA + half * kDescriptorK16,
+                      b + (order - limb) * kNextB + half * kDescriptorK16,
+                      accumulate || order < S.limbs - 1 || limb > 0 || half > 0);
   wgmma_commit();
 }
 
 // A thread's share of the scales of the 64 rows that `group` has of a tile, and of its columns.
 template <Tile T>
 __device__ __forceinline__ typename GroupScales<T>::Share fetch_scales(const WgmmaJob& job,
-                                                                       int64_t z, const Origin& o,
+                                                                       int64_t z,
+                                                                       const TileCoord& o,
                                                                        int group) {
-  return GroupScales<T>::fetch(job.g, job.a_parts.scales + job.a_parts.first_row(z),
-                               job.b_parts.scales + job.b_parts.first_row(z), o.i + group * 64, o.j,
+  return GroupScales<T>::fetch(job.g, job.a_limbs.scales + job.a_limbs.first_row(z),
+                               job.b_limbs.scales + job.b_limbs.first_row(z), o.i + group * 64, o.j,
                                threadIdx.x % kWarpgroup);
 }
 
 // The epilogue of one tile: `group` has 64 rows of it, which are a unit of the map. They are stored
 // only if all of them stand: what is made anew reads the C that was there before, which may be D.
-template <Scheme S, Tile T>
+template <EmulationScheme S, Tile T>
 __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& scales,
                                            const typename GroupScales<T>::Share& share, int64_t z,
-                                           const Origin& o, int group, const float (&sum)[64]) {
+                                           const TileCoord& o, int group, const float (&sum)[64]) {
   const Gemm g = job.g.at(z);
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup, tx = lane % 4 * 2;
   const int row = thread / 32 * 16 + lane / 4;
   named_barrier(1 + group, kWarpgroup);  // all have read the scales of the tile before
   scales.put(share, g.k, thread);
   named_barrier(1 + group, kWarpgroup);
-  const PartsEpilogue<S, T.BN / 8> epilogue{
+  const EmulatedEpilogue<S, T.BN / 8> epilogue{
       .g = g,
-      .rows = job.a_parts.scales + job.a_parts.first_row(z),
-      .columns = job.b_parts.scales + job.b_parts.first_row(z),
+      .rows = job.a_limbs.scales + job.a_limbs.first_row(z),
+      .columns = job.b_limbs.scales + job.b_limbs.first_row(z),
       .i = o.i + group * 64 + row,
       .j = o.j + tx,
       .undo_rows = scales.rows + row,
@@ -174,8 +175,8 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
 
 // Leaves the sums of `group` of a block for the owner of their tile, which is block `owner`.
 template <Tile T>
-__device__ __forceinline__ void hand_over(const WgmmaJob& job, uint32_t owner, int group,
-                                          const float (&sum)[64]) {
+__device__ __forceinline__ void store_partials(const WgmmaJob& job, uint32_t owner, int group,
+                                               const float (&sum)[64]) {
   constexpr int kMath = T.BM / 64;
   const int thread = threadIdx.x % kWarpgroup;
   float* const to =
@@ -189,8 +190,8 @@ __device__ __forceinline__ void hand_over(const WgmmaJob& job, uint32_t owner, i
 
 // Adds what `count` clusters before this one have left, the nearest first.
 template <Tile T>
-__device__ __forceinline__ void take_over(const WgmmaJob& job, uint32_t count, int group,
-                                          float (&sum)[64]) {
+__device__ __forceinline__ void fixup(const WgmmaJob& job, uint32_t count, int group,
+                                      float (&sum)[64]) {
   constexpr int kMath = T.BM / 64;
   const int thread = threadIdx.x % kWarpgroup;
   if (thread == 0) wait_for_signals(&job.flags[blockIdx.x * kMath + group], count);
@@ -213,10 +214,10 @@ __device__ __forceinline__ void take_over(const WgmmaJob& job, uint32_t count, i
 template <Half kType, int BM, int kCluster, int kBuffers>
 __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
     wgmma_kernel(const __grid_constant__ WgmmaJob job) {
-  constexpr Scheme S = scheme_of(kType);
+  constexpr EmulationScheme S = scheme_of(kType);
   constexpr Tile T = wgmma_tile(S, BM, kCluster, kBuffers);
   constexpr int kMath = BM / 64, kRow = row_of(S);
-  constexpr int kPartA = T.BM * kSplitK * 2, kPartB = T.BN * kSplitK * 2;  // bytes
+  constexpr int kPartA = T.BM * kSliceK * 2, kPartB = T.BN * kSliceK * 2;  // bytes
   XGEMM_SHARED_DYNAMIC(ring, WgmmaRing<S, T>);
   const int group = threadIdx.x / kWarpgroup;
   const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
@@ -236,28 +237,29 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   // A cluster's tiles lie below each other and share their slices of B.
   const auto tiles = static_cast<uint32_t>(tile_count(job.g, T.BM * kCluster, T.BN));
   const auto origin = [&](uint32_t tile) {
-    Origin o = raster<uint32_t>(tile % tiles, job.g.m, job.g.n, T.BM * kCluster, T.BN, T.group);
+    TileCoord o =
+        swizzled_tile<uint32_t>(tile % tiles, job.g.m, job.g.n, T.BM * kCluster, T.BN, T.group);
     o.i += rank * T.BM;
     return o;
   };
   const uint32_t cluster = blockIdx.x / kCluster;
-  Piece piece;
-  RingPlace<kBuffers> at;
+  WorkTile work;
+  PipelineState<kBuffers> at;
   constexpr int kMathRegisters = 232, kFetchRegisters = 40;  // where they are not enough for all
   static_assert(kMath == 1 || registers_suffice(1, kMath * kWarpgroup, kMathRegisters, kWarpgroup,
                                                 kFetchRegisters));
   if (group == kMath) {
     if constexpr (kMath > 1) registers_down<kFetchRegisters>();
     if (threadIdx.x == kMath * kWarpgroup) {
-      for (uint32_t step = 0; job.relay.piece(cluster, step, piece); ++step) {
-        const uint32_t z = piece.tile / tiles;
-        const Origin o = origin(piece.tile);
-        const int row = static_cast<int>(job.a_parts.first_row(z) + o.i);
-        const int column = static_cast<int>(job.b_parts.first_row(z) + o.j);
-        for (int k = piece.first; k < piece.last; ++k, at.advance()) {
-          mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
-          mbarrier_expect(&ring.full[at.stage], (kPartA + kPartB) * S.parts);
-          fetch<S, T>(ring, job, at.stage, row, column, k, rank);
+      for (uint32_t step = 0; job.stream_k.work_tile(cluster, step, work); ++step) {
+        const uint32_t z = work.tile / tiles;
+        const TileCoord o = origin(work.tile);
+        const int row = static_cast<int>(job.a_limbs.first_row(z) + o.i);
+        const int column = static_cast<int>(job.b_limbs.first_row(z) + o.j);
+        for (int k = work.first; k < work.last; ++k, at.advance()) {
+          mbarrier_wait(&ring.empty[at.slot], at.phase ^ 1);
+          mbarrier_expect(&ring.full[at.slot], (kPartA + kPartB) * S.limbs);
+          fetch<S, T>(ring, job, at.slot, row, column, k, rank);
         }
       }
     }
@@ -272,40 +274,40 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         mbarrier_arrive(&ring.empty[stage]);
       }
     };
-    for (uint32_t step = 0; job.relay.piece(cluster, step, piece); ++step) {
-      const uint32_t z = piece.tile / tiles;
-      const Origin o = origin(piece.tile);
+    for (uint32_t step = 0; job.stream_k.work_tile(cluster, step, work); ++step) {
+      const uint32_t z = work.tile / tiles;
+      const TileCoord o = origin(work.tile);
       const auto scales = fetch_scales<T>(job, z, o, group);
 #pragma unroll
       for (int e = 0; e < 64; ++e) sum[e] = 0.f;
-      for (int first = piece.first; first < piece.last; first += S.segment / kSplitK) {
+      for (int first = work.first; first < work.last; first += S.segment / kSliceK) {
         const int last =
-            first + S.segment / kSplitK < piece.last ? first + S.segment / kSplitK : piece.last;
+            first + S.segment / kSliceK < work.last ? first + S.segment / kSliceK : work.last;
 #pragma unroll 1
         for (int k = first; k < last; ++k) {
-          mbarrier_wait(&ring.full[at.stage], at.parity);
-          const uint64_t a = wgmma_descriptor<kRow>(ring.a[at.stage] + group * (64 * kRow));
-          const uint64_t b = wgmma_descriptor<kRow>(ring.b[at.stage]);
+          mbarrier_wait(&ring.full[at.slot], at.phase);
+          const uint64_t a = wgmma_descriptor<kRow>(ring.a[at.slot] + group * (64 * kRow));
+          const uint64_t b = wgmma_descriptor<kRow>(ring.b[at.slot]);
           multiply<S, T>(main, rest, a, b, k > first);
           wgmma_wait<1>();
           wgmma_settled(main);
 #pragma unroll
           for (int e = 0; e < 64; ++e) sum[e] += main[e];
           // The products of the slice before have all been made; those of this one have not.
-          if (k > first) release(at.stage ? at.stage - 1 : kBuffers - 1);
+          if (k > first) release(at.slot ? at.slot - 1 : kBuffers - 1);
           at.advance();
         }
         wgmma_wait<0>();
         wgmma_settled(rest);
-        release(at.stage ? at.stage - 1 : kBuffers - 1);
+        release(at.slot ? at.slot - 1 : kBuffers - 1);
 #pragma unroll
         for (int e = 0; e < 64; ++e) sum[e] = fmaf(rest[e], 1.f / S.lo_scale, sum[e]);
       }
-      if (piece.last < static_cast<int>(job.relay.blocks)) {
-        hand_over<T>(job, job.relay.owner(piece.tile) * kCluster + rank, group, sum);
+      if (work.last < static_cast<int>(job.stream_k.blocks)) {
+        store_partials<T>(job, job.stream_k.owner(work.tile) * kCluster + rank, group, sum);
         continue;
       }
-      if (piece.first > 0) take_over<T>(job, cluster - job.relay.starter(piece.tile), group, sum);
+      if (work.first > 0) fixup<T>(job, cluster - job.stream_k.starter(work.tile), group, sum);
       store_tile<S, T>(job, ring.scales[group], scales, z, o, group, sum);
     }
   }
@@ -313,39 +315,39 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   if constexpr (kCluster > 1) cluster_sync(Relaxed());
 }
 
-// Where sums are handed over, flags first among the words that the split clears, and what is made
-// anew: in a workspace of which the split has the first `used` bytes.
+// Where sums are handed over, flags first among the words that the decomposition clears, and what
+// is made anew: in a workspace of which the decomposition has the first `used` bytes.
 struct WgmmaRoom : RecomputePlan {
   uint32_t* flags = nullptr;
 };
 inline WgmmaRoom plan_room(const Tile& t, const Gemm& g, size_t used, const Context& context) {
   const int64_t clusters = std::max(1, context.device.sm_count / t.cluster);
   const int64_t room =
-      t.cluster * relay_room(tile_count(g, t.BM * t.cluster, t.BN) * g.batch,
-                             std::max<int64_t>(1, ceil_div(g.k, kSplitK)), clusters);
+      t.cluster * stream_k_room(tile_count(g, t.BM * t.cluster, t.BN) * g.batch,
+                                std::max<int64_t>(1, ceil_div(g.k, kSliceK)), clusters);
   WgmmaRoom r{plan_recompute(g, t.BN, used, static_cast<size_t>(room * t.BM * t.BN) * sizeof(float),
                              static_cast<int>(room * t.BM / 64), context)};
   r.flags = r.clear.words;
   return r;
 }
 
-template <Scheme S, Tile T>
-void launch_wgmma(const Gemm& g, const SplitPlan& plan, const WgmmaRoom& room,
+template <EmulationScheme S, Tile T>
+void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& room,
                   const Context& context) {
-  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.parts;
-  const auto map = [&](const Parts& p, int box) {
+  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.limbs;
+  const auto map = [&](const Limbs& p, int box) {
     return make_tensor_map({.data = p.data,
                             .size = {kRow / 2, static_cast<uint64_t>(p.rows * p.matrices),
                                      static_cast<uint64_t>(p.blocks * kBoxes)},
-                            .stride = {static_cast<uint64_t>(p.row_bytes(S.parts)), kRow},
+                            .stride = {static_cast<uint64_t>(p.row_bytes(S.limbs)), kRow},
                             .box = {kRow / 2, static_cast<uint32_t>(box), 1},
                             .swizzle = kRow});
   };
   WgmmaJob job{.g = g,
                .a = map(plan.a, T.BM),
                .b = map(plan.b, T.BN / T.cluster),
-               .a_parts = plan.a,
-               .b_parts = plan.b,
+               .a_limbs = plan.a,
+               .b_limbs = plan.b,
                .map = room.job.map,
                .sums = room.sums,
                .flags = room.flags};
@@ -359,32 +361,35 @@ void launch_wgmma(const Gemm& g, const SplitPlan& plan, const WgmmaRoom& room,
   if constexpr (T.cluster > 1)
     clusters = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config,
                                                                                     context.device);
-  job.relay = plan_relay(tile_count(g, T.BM * T.cluster, T.BN) * g.batch, plan.a.blocks, clusters);
-  config.grid.x *= job.relay.clusters;
-  config.in_order = job.relay.shared() > 0;
+  job.stream_k =
+      plan_stream_k(tile_count(g, T.BM * T.cluster, T.BN) * g.batch, plan.a.blocks, clusters);
+  config.grid.x *= job.stream_k.clusters;
+  config.in_order = job.stream_k.shared() > 0;
   launch(kernel, config, context, job);
 }
 
 // Split, product, and what is made anew.
-template <Scheme S, int kSplitCluster, Tile T>
+template <EmulationScheme S, int kDecomposeCluster, Tile T>
 void run_wgmma(const Gemm& g, const Context& context) {
-  const SplitPlan plan = plan_split(g, S.parts, context.workspace, context.packed_b);
+  const DecomposePlan plan = plan_decompose(g, S.limbs, context.workspace, context.packed_b);
   const WgmmaRoom room = plan_room(T, g, plan.bytes, context);
-  split<S, kSplitCluster>(g, plan, context, room.clear);
+  decompose<S, kDecomposeCluster>(g, plan, context, room.clear);
   launch_wgmma<S, T>(g, plan, room, context);
   launch_recompute<T.BN>(room.job, context);
 }
 
 // Bytes for it.
-inline size_t wgmma_workspace(Scheme s, const Tile& t, const Gemm& g, const Context& context) {
-  return plan_room(t, g, plan_split(g, s.parts, nullptr, context.packed_b).bytes, context).bytes;
+inline size_t wgmma_workspace(EmulationScheme s, const Tile& t, const Gemm& g,
+                              const Context& context) {
+  return plan_room(t, g, plan_decompose(g, s.limbs, nullptr, context.packed_b).bytes, context)
+      .bytes;
 }
 
 // Coordinates of TMA are 32-bit numbers.
 inline const char* too_large(const Gemm& g) {
   const int64_t most = INT32_MAX - 1024;
   return g.m * g.batch > most || g.n * g.batch > most ? "has over 2^31 rows or columns in all"
-                                                      : too_deep_to_split(g);
+                                                      : too_deep_to_decompose(g);
 }
 
 }  // namespace XGEMM_FLAVOUR

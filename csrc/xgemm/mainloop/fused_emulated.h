@@ -11,33 +11,33 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-constexpr Scheme kNarrowScheme = kBf16x6;
+constexpr EmulationScheme kNarrowScheme = kBf16x6;
 // In slices, after which the sums of the smaller products are added to the others.
 constexpr int kNarrowSegment = kNarrowScheme.segment / kSliceK;
 // A thread's, of a tile with BM rows.
 template <int BM>
-constexpr int kNarrowSums = BM * kLong / kShareThreads;
-// Registers of a thread that multiplies, and of one that splits or loads.
-constexpr int kNarrowRegisters = 192, kSplitterRegisters = 64;
-static_assert(registers_suffice(1, kShareThreads, kNarrowRegisters, kSplitters + kLoaders,
-                                kSplitterRegisters));
-constexpr int kShareWarps = (kShareThreads + kSplitters) / 32;
-constexpr int kNarrowThreads = kShareThreads + kSplitters + kLoaders;
-// Slices in parts; and those on their way from gmem.
+constexpr int kNarrowSums = BM * kLong / kConsumerThreads;
+// Registers of a thread that multiplies, and of one that decomposes or loads.
+constexpr int kNarrowRegisters = 192, kTransformRegisters = 64;
+static_assert(registers_suffice(1, kConsumerThreads, kNarrowRegisters,
+                                kTransformThreads + kProducerThreads, kTransformRegisters));
+constexpr int kRangeWarps = (kConsumerThreads + kTransformThreads) / 32;
+constexpr int kNarrowThreads = kConsumerThreads + kTransformThreads + kProducerThreads;
+// Slices in limbs; and those on their way from gmem.
 constexpr int kNarrowBuffers = 4, kSlicesAhead = 5;
 
-// A block's shared memory. Slices lie as they are for those who split them: D's columns for those
-// who multiply, D's rows for others, which leave them in parts for these.
+// A block's shared memory. Slices lie as they are for those who decompose them: D's columns for
+// those who multiply, D's rows for others, which leave them in limbs for these.
 template <int BM, bool kA, bool kB>
 struct NarrowRing {
-  using Rows = SharedParts<kSplitters, BM, kA>;
-  using Columns = RegisterParts<kLong, kB>;
+  using Rows = SharedLimbs<kTransformThreads, BM, kA>;
+  using Columns = RegisterLimbs<kLong, kB>;
   typename Columns::Slice columns[kSlicesAhead];
   typename Rows::Raw rows[kSlicesAhead];
   typename Rows::Slice slices[kNarrowBuffers];
-  Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in parts
+  Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in limbs
   Mbarrier landed[kSlicesAhead], taken[kSlicesAhead];  // of slices as they are
-  uint32_t ranges[kShareWarps];  // of what each warp has split: see join_ranges ...
+  uint32_t ranges[kRangeWarps];  // of what each warp has decomposed: see join_ranges ...
   float told;  // ... and all of them, as bits, for the cluster
 
   // Where slices have been.
@@ -49,26 +49,26 @@ struct NarrowRing {
   // The range of a warp's elements: D's rows are A's, its columns B's.
   __device__ __forceinline__ void tell(const Reach& reach) {
     const int warp = threadIdx.x / 32;
-    const uint32_t range = reach.half_range() << (warp < kShareThreads / 32 ? 16 : 0);
+    const uint32_t range = reach.half_range() << (warp < kConsumerThreads / 32 ? 16 : 0);
     const uint32_t joint = join_ranges_of_warp(range);
     if (threadIdx.x % 32 == 0) ranges[warp] = joint;
   }
   // Of all of the block, once all have told.
   __device__ __forceinline__ uint32_t range() const {
     const int warp = threadIdx.x % 32;
-    return join_ranges_of_warp(warp < kShareWarps ? ranges[warp] : 0);
+    return join_ranges_of_warp(warp < kRangeWarps ? ranges[warp] : 0);
   }
 
   // By all threads of the block. `loading`: those that arrive when a slice lands.
   __device__ __forceinline__ void init(int loading) {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kNarrowBuffers; ++s) {
-        mbarrier_init(&full[s], kSplitters);
-        mbarrier_init(&empty[s], kShareThreads / 128);
+        mbarrier_init(&full[s], kTransformThreads);
+        mbarrier_init(&empty[s], kConsumerThreads / 128);
       }
       for (int s = 0; s < kSlicesAhead; ++s) {
         mbarrier_init(&landed[s], loading);
-        mbarrier_init(&taken[s], kShareThreads + kSplitters);
+        mbarrier_init(&taken[s], kConsumerThreads + kTransformThreads);
       }
       fence_barrier_init();
     }
@@ -83,63 +83,69 @@ __device__ __forceinline__ int slices_between(int64_t k0, int64_t k1) {
 
 // gmem -> smem: slices from k0 to k1. What TMA takes, one thread asks for; the rest all copy. By
 // loads and cp.async of all operands a slice of 64 rows took 1.2 us, tensor cores or not, and 0.75
-// with one operand alone; by TMA 0.74 (H200, 2026-11-23). Nobody who splits asks for anything: that
-// needs a fence a slice, and a fence waits for whatever its thread has asked for.
+// with one operand alone; by TMA 0.74 (H200, 2026-11-23). Nobody who decomposes asks for anything:
+// that needs a fence a slice, and a fence waits for whatever its thread has asked for.
 struct NarrowLoad {
-  const ShareJob& job;
+  const SplitKJob& job;
   __device__ __forceinline__ bool copies() const { return !job.a.by_tma || !job.b.by_tma; }
   __device__ __forceinline__ bool tma() const { return job.a.by_tma || job.b.by_tma; }
   // How many arrive when a slice lands.
-  __device__ __forceinline__ int arrivals() const { return (copies() ? kLoaders : 0) + tma(); }
+  __device__ __forceinline__ int arrivals() const {
+    return (copies() ? kProducerThreads : 0) + tma();
+  }
 
   template <int BM, bool kA, bool kB>
-  __device__ __forceinline__ void run(NarrowRing<BM, kA, kB>& ring, const Gemm& g, const Origin& o,
-                                      int64_t k0, int64_t k1) const {
-    const int thread = static_cast<int>(threadIdx.x) % kLoaders, z = static_cast<int>(blockIdx.z);
+  __device__ __forceinline__ void run(NarrowRing<BM, kA, kB>& ring, const Gemm& g,
+                                      const TileCoord& o, int64_t k0, int64_t k1) const {
+    const int thread = static_cast<int>(threadIdx.x) % kProducerThreads,
+              z = static_cast<int>(blockIdx.z);
     const bool first = thread == 0 && tma();
     if (!first && !copies()) return;
-    const RawLoader<kLoaders, BM, kA> rows{g.a, o.i, g.m, k1, job.a, g.a.bs ? z : 0, thread};
-    const RawLoader<kLoaders, kLong, kB> columns{g.b.transposed(), o.j,   g.n, k1, job.b,
-                                                 g.b.bs ? z : 0,   thread};
+    const RawLoader<kProducerThreads, BM, kA> rows{g.a,   o.i, g.m, k1, job.a, g.a.bs ? z : 0,
+                                                   thread};
+    const RawLoader<kProducerThreads, kLong, kB> columns{g.b.transposed(), o.j,   g.n, k1, job.b,
+                                                         g.b.bs ? z : 0,   thread};
     const int bytes = (job.a.by_tma ? rows.kBytes : 0) + (job.b.by_tma ? columns.kBytes : 0);
-    RingPlace<kSlicesAhead> at;
+    PipelineState<kSlicesAhead> at;
 #pragma unroll 1
     for (int left = slices_between(k0, k1); left > 0; --left, k0 += kSliceK, at.advance()) {
-      Mbarrier* const landed = &ring.landed[at.stage];
-      mbarrier_wait(&ring.taken[at.stage], at.parity ^ 1);
+      Mbarrier* const landed = &ring.landed[at.slot];
+      mbarrier_wait(&ring.taken[at.slot], at.phase ^ 1);
       if (first) {
         mbarrier_expect(landed, bytes);
-        if (job.a.by_tma) rows.by_tma(ring.rows[at.stage], landed, k0);
-        if (job.b.by_tma) columns.by_tma(ring.columns[at.stage], landed, k0);
+        if (job.a.by_tma) rows.by_tma(ring.rows[at.slot], landed, k0);
+        if (job.b.by_tma) columns.by_tma(ring.columns[at.slot], landed, k0);
       }
       if (!copies()) continue;
-      if (!job.a.by_tma) rows.by_copies(ring.rows[at.stage], k0);
-      if (!job.b.by_tma) columns.by_copies(ring.columns[at.stage], k0);
+      if (!job.a.by_tma) rows.by_copies(ring.rows[at.slot], k0);
+      if (!job.b.by_tma) columns.by_copies(ring.columns[at.slot], k0);
       mbarrier_arrive_after_copies(landed);
     }
   }
 };
 
-// D's rows into parts. Their range is told before the last slice is handed over, so that who
+// D's rows into limbs. Their range is told before the last slice is handed over, so that who
 // multiplies it knows that to be there.
 template <int BM, bool kA, bool kB>
-__device__ __forceinline__ void split_rows(NarrowRing<BM, kA, kB>& ring, int64_t k0, int64_t k1) {
+__device__ __forceinline__ void transform_rows(NarrowRing<BM, kA, kB>& ring, int64_t k0,
+                                               int64_t k1) {
   Reach reach;
-  RingPlace<kSlicesAhead> from;
-  RingPlace<kNarrowBuffers> to;
+  PipelineState<kSlicesAhead> from;
+  PipelineState<kNarrowBuffers> to;
 #pragma unroll 1
   for (int left = slices_between(k0, k1); left > 0; --left, from.advance(), to.advance()) {
-    mbarrier_wait(&ring.landed[from.stage], from.parity);
-    mbarrier_wait(&ring.empty[to.stage], to.parity ^ 1);
-    SharedParts<kSplitters, BM, kA>::split(ring.slices[to.stage], ring.rows[from.stage], reach);
-    mbarrier_arrive(&ring.taken[from.stage]);
+    mbarrier_wait(&ring.landed[from.slot], from.phase);
+    mbarrier_wait(&ring.empty[to.slot], to.phase ^ 1);
+    SharedLimbs<kTransformThreads, BM, kA>::decompose(ring.slices[to.slot], ring.rows[from.slot],
+                                                      reach);
+    mbarrier_arrive(&ring.taken[from.slot]);
     if (left == 1) ring.tell(reach);
     fence_for_wgmma();
-    mbarrier_arrive(&ring.full[to.stage]);
+    mbarrier_arrive(&ring.full[to.slot]);
   }
 }
 
-// The products of a slice: main = those of the first parts, rest += the others, smallest first.
+// The products of a slice: main = those of the first limbs, rest += the others, smallest first.
 template <int BM, int kSums>
 __device__ __forceinline__ void multiply_main(float (&main)[kSums],
                                               const uint32_t (&columns)[2][3][4], uint64_t rows) {
@@ -153,7 +159,7 @@ __device__ __forceinline__ void multiply_rest(float (&rest)[kSums],
                                               bool accumulate) {
   constexpr uint64_t kNext = BM * kSliceK * 2 >> 4;
   struct Product {
-    int column, row;  // parts
+    int column, row;  // limbs
   };
   constexpr Product kProducts[] = {{0, 2}, {1, 1}, {2, 0}, {0, 1}, {1, 0}};
 #pragma unroll
@@ -166,43 +172,43 @@ __device__ __forceinline__ void multiply_rest(float (&rest)[kSums],
     }
 }
 
-// sum = the products of k0 to k1. While those of a slice are made, the next is split; main is
+// sum = the products of k0 to k1. While those of a slice are made, the next is decomposed; main is
 // promoted while the rest is made.
 template <int BM, bool kA, bool kB>
-__device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Reach& reach,
-                                               NarrowRing<BM, kA, kB>& ring, int64_t k0,
-                                               int64_t k1) {
-  using Columns = RegisterParts<kLong, kB>;
+__device__ __forceinline__ void multiply_slices(float (&sum)[kNarrowSums<BM>], Reach& reach,
+                                                NarrowRing<BM, kA, kB>& ring, int64_t k0,
+                                                int64_t k1) {
+  using Columns = RegisterLimbs<kLong, kB>;
   constexpr int kSums = kNarrowSums<BM>;
   const int count = slices_between(k0, k1), first = Columns::first();
   Columns columns;
   float main[kSums], rest[kSums];
-  RingPlace<kNarrowBuffers> at, done;
-  RingPlace<kSlicesAhead> next;
-  const auto split = [&](auto number) {
-    mbarrier_wait(&ring.landed[next.stage], next.parity);
-    columns.split(number(), ring.columns[next.stage], first, reach);
-    mbarrier_arrive(&ring.taken[next.stage]);
+  PipelineState<kNarrowBuffers> at, done;
+  PipelineState<kSlicesAhead> next;
+  const auto transform = [&](auto number) {
+    mbarrier_wait(&ring.landed[next.slot], next.phase);
+    columns.decompose(number(), ring.columns[next.slot], first, reach);
+    mbarrier_arrive(&ring.taken[next.slot]);
     next.advance();
   };
   const auto release = [&] {
-    if (threadIdx.x % 128 == 0) mbarrier_arrive(&ring.empty[done.stage]);
+    if (threadIdx.x % 128 == 0) mbarrier_arrive(&ring.empty[done.slot]);
     done.advance();
   };
-  // Slice s, of parts `number`; the others are free once the slice before is done, and are made of
+  // Slice s, of limbs `number`; the others are free once the slice before is done, and are made of
   // the slice after, if there is one.
   const auto multiply = [&](auto number, auto more, int s) {
-    mbarrier_wait(&ring.full[at.stage], at.parity);
-    const uint64_t rows = wgmma_descriptor<kSliceK * 2>(ring.slices[at.stage]);
+    mbarrier_wait(&ring.full[at.slot], at.phase);
+    const uint64_t rows = wgmma_descriptor<kSliceK * 2>(ring.slices[at.slot]);
     const bool accumulate = s % kNarrowSegment != 0;
     wgmma_fence();
-    multiply_main<BM>(main, columns.parts[number()], rows);
+    multiply_main<BM>(main, columns.limbs[number()], rows);
     wgmma_commit();
-    multiply_rest<BM>(rest, columns.parts[number()], rows, accumulate);
+    multiply_rest<BM>(rest, columns.limbs[number()], rows, accumulate);
     wgmma_commit();
     at.advance();
     if (accumulate) wgmma_wait<2>(), release();
-    if constexpr (more()) split(std::integral_constant<int, 1 - number()>());
+    if constexpr (more()) transform(std::integral_constant<int, 1 - number()>());
     wgmma_wait<1>();
     wgmma_settled(main);
 #pragma unroll
@@ -218,7 +224,7 @@ __device__ __forceinline__ void multiply_share(float (&sum)[kNarrowSums<BM>], Re
   const std::integral_constant<int, 1> odd;
   const std::true_type more;
   const std::false_type last;
-  split(even);
+  transform(even);
 #pragma unroll 1
   for (int s = 0;; s += 2) {
     if (s + 1 == count) return multiply(even, last, s);

@@ -1,6 +1,6 @@
 // Products with a short K on tensor cores, tile after tile of a row of D's tiles: A's rows stay in
-// shared memory for all of them, B's columns come by. One warpgroup splits both into bf16 parts,
-// two multiply those, and one stores D: memory, which is what takes longest, never waits.
+// shared memory for all of them, B's columns come by. One warpgroup decomposes both into bf16
+// limbs, two multiply those, and one stores D: memory, which is what takes longest, never waits.
 #pragma once
 
 #include "xgemm/mainloop/fused_epilogue.h"
@@ -8,10 +8,10 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-constexpr Scheme kShortScheme = kBf16x6;
+constexpr EmulationScheme kShortScheme = kBf16x6;
 constexpr int kStorers = 128;  // threads
 constexpr int kShortAhead = 2;  // slices on their way from gmem
-constexpr int kShortStay = 2;  // slices of A in parts: if they are all of K, they stay
+constexpr int kShortStay = 2;  // slices of A in limbs: if they are all of K, they stay
 // Registers of a thread that multiplies, and of one of the others.
 constexpr int kShortRegisters = 160, kShortOthers = 96;
 
@@ -62,12 +62,12 @@ struct ShortWalk {
   }
 };
 
-// Slices of an operand in parts.
+// Slices of an operand in limbs.
 template <int kL, bool kAlongK, int kBuffers>
-struct alignas(1024) ShortParts {
-  using Split = SharedParts<kSplitters, kL, kAlongK>;
-  using Loader = RawLoader<kSplitters, kL, kAlongK>;
-  typename Split::Slice parts[kBuffers];
+struct alignas(1024) ShortLimbs {
+  using Split = SharedLimbs<kTransformThreads, kL, kAlongK>;
+  using Loader = RawLoader<kTransformThreads, kL, kAlongK>;
+  typename Split::Slice limbs[kBuffers];
   Mbarrier empty[kBuffers];
 
   // By one thread.
@@ -90,18 +90,19 @@ template <Tile T, bool kA, bool kB>
 struct ShortRing {
   static constexpr int kGroups = T.BM / 64;
   static_assert(T.BM == T.BN);
-  RawSlice<T.BM, true> raw[kShortAhead];  // of A and of B, in the order in which they are split
-  ShortParts<T.BM, kA, kShortStay> a;
-  ShortParts<T.BN, kB, T.buffers> b;
-  // B's slice is there; so is A's, which the same threads split before it.
+  RawSlice<T.BM, true>
+      raw[kShortAhead];  // of A and of B, in the order in which they are decomposed
+  ShortLimbs<T.BM, kA, kShortStay> a;
+  ShortLimbs<T.BN, kB, T.buffers> b;
+  // B's slice is there; so is A's, which the same threads decompose before it.
   Mbarrier full[T.buffers];
   ShortSums<T.BN> sums[kGroups];
-  // Of a tile's operands, by warps that split: see join_ranges. From those who split to those who
-  // store there are fewer tiles on their way than this has room for: a slice of each in b's ring,
-  // one that is multiplied, one that is stored.
+  // Of a tile's operands, by warps that decompose: see join_ranges. From those who decompose to
+  // those who store there are fewer tiles on their way than this has room for: a slice of each in
+  // b's ring, one that is multiplied, one that is stored.
   static constexpr uint32_t kRanges = 8;
   static_assert(T.buffers + 2 < kRanges);
-  uint32_t ranges[kRanges][kSplitters / 32];
+  uint32_t ranges[kRanges][kTransformThreads / 32];
   Mbarrier landed[kShortAhead], taken[kShortAhead];
 
   template <class Operand>
@@ -114,10 +115,10 @@ struct ShortRing {
     if (threadIdx.x == 0) {
       a.init(kGroups);
       b.init(kGroups);
-      for (int s = 0; s < T.buffers; ++s) mbarrier_init(&full[s], kSplitters);
+      for (int s = 0; s < T.buffers; ++s) mbarrier_init(&full[s], kTransformThreads);
       for (int s = 0; s < kShortAhead; ++s) {
-        mbarrier_init(&landed[s], job.copies() ? kSplitters : 1);
-        mbarrier_init(&taken[s], kSplitters);
+        mbarrier_init(&landed[s], job.copies() ? kTransformThreads : 1);
+        mbarrier_init(&taken[s], kTransformThreads);
       }
       for (int group = 0; group < kGroups; ++group) {
         mbarrier_init(&sums[group].filled, T.threads() / kGroups);
@@ -129,7 +130,7 @@ struct ShortRing {
   }
 };
 
-// gmem -> smem, by those who split: what TMA takes, one of them asks for; the rest all copy.
+// gmem -> smem, by those who decompose: what TMA takes, one of them asks for; the rest all copy.
 template <Tile T, bool kA, bool kB>
 struct ShortLoad {
   using Ring = ShortRing<T, kA, kB>;
@@ -137,13 +138,13 @@ struct ShortLoad {
   ShortWalk<T> walk{job};
   int slice = 0;  // of the tile
   bool b_next = false;  // else A's, where a row begins
-  RingPlace<kShortAhead> at;
+  PipelineState<kShortAhead> at;
 
   // The next slice of an operand, if there is one, once what was there has been taken.
   __device__ __forceinline__ void next(Ring& ring) {
-    const int thread = static_cast<int>(threadIdx.x) % kSplitters;
+    const int thread = static_cast<int>(threadIdx.x) % kTransformThreads;
     if (walk.left == 0 || (thread > 0 && !job.copies())) return;
-    mbarrier_wait(&ring.taken[at.stage], at.parity ^ 1);
+    mbarrier_wait(&ring.taken[at.slot], at.phase ^ 1);
     const bool of_a = !b_next && walk.begins();
     if (of_a) load(ring, ring.a, job.g.a, walk.i0(), job.g.m, job.a, thread);
     else load(ring, ring.b, job.g.b.transposed(), walk.j0(), job.g.n, job.b, thread);
@@ -160,8 +161,8 @@ struct ShortLoad {
     const auto z = static_cast<int>(walk.z);
     rows.data += z * rows.bs;
     const typename Operand::Loader from{rows, l0, length, job.g.k, map, rows.bs ? z : 0, thread};
-    auto& raw = ring.raw_of(operand, at.stage);
-    Mbarrier* const landed = &ring.landed[at.stage];
+    auto& raw = ring.raw_of(operand, at.slot);
+    Mbarrier* const landed = &ring.landed[at.slot];
     const int64_t k = int64_t{slice} * kSliceK;
     if (!map.by_tma) {
       from.by_copies(raw, k);
@@ -175,21 +176,21 @@ struct ShortLoad {
   }
 };
 
-// Slices into parts, by kSplitters threads.
+// Slices into limbs, by kTransformThreads threads.
 template <Tile T, bool kA, bool kB>
-__device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const ShortJob& job) {
+__device__ __forceinline__ void transform_tiles(ShortRing<T, kA, kB>& ring, const ShortJob& job) {
   ShortLoad<T, kA, kB> load{job};
 #pragma unroll 1
   for (int s = 0; s < kShortAhead; ++s) load.next(ring);
-  RingPlace<kShortAhead> from;
-  RingPlace<kShortStay> to_a;
-  RingPlace<T.buffers> to_b;
-  const auto split = [&](auto& operand, const auto& to, Reach& reach) {
+  PipelineState<kShortAhead> from;
+  PipelineState<kShortStay> to_a;
+  PipelineState<T.buffers> to_b;
+  const auto transform = [&](auto& operand, const auto& to, Reach& reach) {
     using Operand = std::remove_reference_t<decltype(operand)>;
-    mbarrier_wait(&ring.landed[from.stage], from.parity);
-    mbarrier_wait(&operand.empty[to.stage], to.parity ^ 1);
-    Operand::Split::split(operand.parts[to.stage], ring.raw_of(operand, from.stage), reach);
-    mbarrier_arrive(&ring.taken[from.stage]);
+    mbarrier_wait(&ring.landed[from.slot], from.phase);
+    mbarrier_wait(&operand.empty[to.slot], to.phase ^ 1);
+    Operand::Split::decompose(operand.limbs[to.slot], ring.raw_of(operand, from.slot), reach);
+    mbarrier_arrive(&ring.taken[from.slot]);
     from.advance();
   };
   Reach of_a;
@@ -200,26 +201,26 @@ __device__ __forceinline__ void split_tiles(ShortRing<T, kA, kB>& ring, const Sh
 #pragma unroll 1
     for (int left = walk.slices(); left > 0; --left) {
       if (walk.begins()) {
-        split(ring.a, to_a, of_a);
+        transform(ring.a, to_a, of_a);
         to_a.advance();
         load.next(ring);
       }
-      split(ring.b, to_b, of_b);
+      transform(ring.b, to_b, of_b);
       if (left == 1) {
         const uint32_t range = join_ranges_of_warp(of_a.half_range() | of_b.half_range() << 16);
-        const int warp = static_cast<int>(threadIdx.x) % kSplitters / 32;
+        const int warp = static_cast<int>(threadIdx.x) % kTransformThreads / 32;
         if (threadIdx.x % 32 == 0) ring.ranges[tile % ring.kRanges][warp] = range;
       }
       fence_for_wgmma();
-      mbarrier_arrive(&ring.full[to_b.stage]);  // A's slice, if there was one, goes with it
+      mbarrier_arrive(&ring.full[to_b.slot]);  // A's slice, if there was one, goes with it
       to_b.advance();
       load.next(ring);
     }
   }
 }
 
-// part = the products of a slice, for 64 rows of D: those of the first parts, or the others,
-// smallest first. a and b are descriptors of the first parts.
+// part = the products of a slice, for 64 rows of D: those of the first limbs, or the others,
+// smallest first. a and b are descriptors of the first limbs.
 template <int kSums>
 __device__ __forceinline__ void multiply_first(float (&part)[kSums], uint64_t a, uint64_t b) {
 #pragma unroll
@@ -230,14 +231,14 @@ template <Tile T, int kSums>
 __device__ __forceinline__ void multiply_others(float (&part)[kSums], uint64_t a, uint64_t b) {
   constexpr uint64_t kNextA = T.BM * kSliceK * 2 >> 4, kNextB = T.BN * kSliceK * 2 >> 4;
 #pragma unroll
-  for (int order = kShortScheme.parts - 1; order > 0; --order)
+  for (int order = kShortScheme.limbs - 1; order > 0; --order)
 #pragma unroll
     for (int p = 0; p <= order; ++p)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         wgmma<kShortScheme.type>(part, a + p * kNextA + half * kDescriptorK16,
                                  b + (order - p) * kNextB + half * kDescriptorK16,
-                                 order < kShortScheme.parts - 1 || p > 0 || half > 0);
+                                 order < kShortScheme.limbs - 1 || p > 0 || half > 0);
 }
 
 // The tiles' products, by warpgroups with 64 rows each.
@@ -255,18 +256,18 @@ __device__ __forceinline__ void multiply_tiles(ShortRing<T, kA, kB>& ring, const
 #pragma unroll
     for (int e = 0; e < kSums; ++e) sum[e] += part[e];
   };
-  RingPlace<kShortStay> row;
-  RingPlace<T.buffers> at;
-  RingPlace<1> to;
+  PipelineState<kShortStay> row;
+  PipelineState<T.buffers> at;
+  PipelineState<1> to;
   for (ShortWalk<T> walk{job}; walk.left > 0; walk.next(), to.advance()) {
-    RingPlace<kShortStay> at_a = row;
+    PipelineState<kShortStay> at_a = row;
 #pragma unroll
     for (int e = 0; e < kSums; ++e) sum[e] = 0.f;
 #pragma unroll 1
     for (int left = walk.slices(); left > 0; --left, at_a.advance(), at.advance()) {
-      mbarrier_wait(&ring.full[at.stage], at.parity);
-      const uint64_t a = wgmma_descriptor<kRow>(ring.a.parts[at_a.stage][0] + group * (64 * kRow));
-      const uint64_t b = wgmma_descriptor<kRow>(ring.b.parts[at.stage][0]);
+      mbarrier_wait(&ring.full[at.slot], at.phase);
+      const uint64_t a = wgmma_descriptor<kRow>(ring.a.limbs[at_a.slot][0] + group * (64 * kRow));
+      const uint64_t b = wgmma_descriptor<kRow>(ring.b.limbs[at.slot][0]);
       wgmma_fence();
       multiply_others<T>(part, a, b);
       add();
@@ -274,12 +275,12 @@ __device__ __forceinline__ void multiply_tiles(ShortRing<T, kA, kB>& ring, const
       multiply_first(part, a, b);
       add();
       if (thread == 0) {
-        if (walk.ends()) mbarrier_arrive(&ring.a.empty[at_a.stage]);
-        mbarrier_arrive(&ring.b.empty[at.stage]);
+        if (walk.ends()) mbarrier_arrive(&ring.a.empty[at_a.slot]);
+        mbarrier_arrive(&ring.b.empty[at.slot]);
       }
     }
     if (walk.ends()) row = at_a;
-    mbarrier_wait(&sums.stored, to.parity ^ 1);
+    mbarrier_wait(&sums.stored, to.phase ^ 1);
 #pragma unroll
     for (int e = 0; e < kSums; e += 2)
       store2(mine + e / 2 % 2 * 8 * kPitch + e / 4 * 8, sum[e], sum[e + 1]);
@@ -293,7 +294,7 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
   constexpr int kWarps = kStorers / 32, kAtOnce = 4;
   static_assert(T.BN == 128);
   const int first = static_cast<int>(threadIdx.x) % kStorers / 32, column = threadIdx.x % 32 * 4;
-  RingPlace<1> at;
+  PipelineState<1> at;
   uint32_t tile = 0;
   for (ShortWalk<T> walk{job}; walk.left > 0; walk.next(), at.advance(), ++tile) {
     const Gemm g = job.g.at(walk.z);
@@ -301,9 +302,10 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
     for (int group = 0; group < ring.kGroups; ++group) {
       ShortSums<T.BN>& sums = ring.sums[group];
       const int64_t i = walk.i0() + group * 64, j = walk.j0() + column;
-      mbarrier_wait(&sums.filled, at.parity);
+      mbarrier_wait(&sums.filled, at.phase);
       const uint32_t* const of_warps = ring.ranges[tile % ring.kRanges];
-      const Certainty certain(join_ranges_of_warp(of_warps[threadIdx.x % (kSplitters / 32)]), g.k);
+      const Certainty certain(join_ranges_of_warp(of_warps[threadIdx.x % (kTransformThreads / 32)]),
+                              g.k);
       if (certain.always() && g.beta == 0.f && g.act == Act::none && i + 64 <= g.m &&
           walk.j0() + T.BN <= g.n && g.d.wide()) [[likely]] {
         float* d = g.d.ptr(i + first, j);

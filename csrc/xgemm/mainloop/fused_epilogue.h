@@ -20,12 +20,12 @@ __device__ __forceinline__ void store_sums4(const Gemm& g, int64_t i, int64_t j,
 // it. told: the range of a block's operands, as bits.
 template <int BM>
 __device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& here, const float* told,
-                                                  const Gemm& g, const Origin& o, int share,
+                                                  const Gemm& g, const TileCoord& o, int share,
                                                   int shares) {
   const int lane = threadIdx.x % 32;
   const uint32_t range =
       join_ranges_of_warp(float_to_bits(load_from_block(told, lane < shares ? lane : share)));
-  add_in_cluster<kShareThreads>(here, share, shares, [&](int row, int column, float (&sum)[4]) {
+  add_in_cluster<kConsumerThreads>(here, share, shares, [&](int row, int column, float (&sum)[4]) {
     store_sums4(g, o.i + row, o.j + column, sum, range);
   });
   cluster_sync(Relaxed());  // nobody reads this block's any more
@@ -33,12 +33,12 @@ __device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& here, co
 
 // Part `part` of a tile whose shares are in the workspace: four elements a thread.
 template <int BM>
-__device__ __forceinline__ void finish_tile(const ShareJob& job, const Gemm& g, unsigned tile,
+__device__ __forceinline__ void finish_tile(const SplitKJob& job, const Gemm& g, unsigned tile,
                                             int part) {
   constexpr int kAhead = 16;
-  const Origin o = origin_of(job, tile, BM);
+  const TileCoord o = tile_coord(job, tile, BM);
   const int64_t place = job.place(blockIdx.z, tile);
-  const int e = (part * kShareThreads + static_cast<int>(threadIdx.x)) * 4;
+  const int e = (part * kConsumerThreads + static_cast<int>(threadIdx.x)) * 4;
   const int shares = static_cast<int>(job.shares);
   const float* const sums = job.sums + place * (BM * kLong) + e;
   float sum[4] = {-0.f, -0.f, -0.f, -0.f};  // -0 + x is x
@@ -57,7 +57,7 @@ __device__ __forceinline__ void finish_tile(const ShareJob& job, const Gemm& g, 
 template <int BM, int kPitch>
 __device__ __forceinline__ void leave_sums(float* tile, const float (&sum)[kNarrowSums<BM>]) {
   float* const sums =
-      tile + threadIdx.x % 4 * 2 * kPitch + RegisterParts<kLong, false>::first_row();
+      tile + threadIdx.x % 4 * 2 * kPitch + RegisterLimbs<kLong, false>::first_row();
 #pragma unroll
   for (int e = 0; e < kNarrowSums<BM>; e += 4)
 #pragma unroll
@@ -72,9 +72,9 @@ __device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
 // store(i, j, x) for each x that a thread has of a tile, as far as D goes. It leaves them for
 // itself: they go round, and have no number that is known only here.
 template <int BM, class Store>
-__device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
+__device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, const TileCoord& o,
                                          const float (&x)[kNarrowSums<BM>], const Store& store) {
-  const int row = threadIdx.x % 4 * 2, column = RegisterParts<kLong, false>::first_row();
+  const int row = threadIdx.x % 4 * 2, column = RegisterLimbs<kLong, false>::first_row();
   leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], x);
 #pragma unroll 1
   for (int e = 0; e < kNarrowSums<BM>; ++e) {
@@ -87,17 +87,17 @@ __device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, co
 // tiles go straight through: behind a jump, code is waited for. Others go by way of shared memory,
 // to warps that have rows.
 template <int BM>
-__device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, const Origin& o,
+__device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, const TileCoord& o,
                                            const float (&sum)[kNarrowSums<BM>], uint32_t range) {
   constexpr int kSums = kNarrowSums<BM>;
   const int64_t i = o.i + threadIdx.x % 4 * 2;
-  const int64_t j = o.j + RegisterParts<kLong, false>::first_row();
+  const int64_t j = o.j + RegisterLimbs<kLong, false>::first_row();
   if (!Certainty(range, g.k).always()) [[unlikely]] {
     leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], sum);
-    named_barrier(1, kShareThreads);
+    named_barrier(1, kConsumerThreads);
     const int column = threadIdx.x % 32 * 4;
 #pragma unroll 1
-    for (int row = threadIdx.x / 32; row < BM; row += kShareThreads / 32) {
+    for (int row = threadIdx.x / 32; row < BM; row += kConsumerThreads / 32) {
       float x[4];
       load4(x, &here.d[row][column]);
       store_sums4(g, o.i + row, o.j + column, x, range);

@@ -14,8 +14,8 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-// Of a block: those that have its results, those that split D's rows, those that load.
-constexpr int kShareThreads = 256, kSplitters = 128, kLoaders = 128;
+// Of a block: those that have its results, those that decompose D's rows, those that load.
+constexpr int kConsumerThreads = 256, kTransformThreads = 128, kProducerThreads = 128;
 constexpr int kLong = 128;  // rows of a tile along the longer side of D
 
 // What a block has of a tile.
@@ -23,7 +23,7 @@ template <int BM>
 using NarrowSums = SharedSums<BM, kLong>;
 
 // D is seen with at least as many columns as rows: tiles have BM of its rows, kLong of its columns.
-struct ShareJob {
+struct SplitKJob {
   Gemm g;
   OperandMap a, b;
   int64_t tiles_m = 1, tiles = 1;
@@ -37,13 +37,13 @@ struct ShareJob {
   // What TMA knows of its operands.
   template <int BM, bool kA, bool kB>
   void see() {
-    a = RawLoader<kLoaders, BM, kA>::map(g.a, g.m, g.k, g.batch);
-    b = RawLoader<kLoaders, kLong, kB>::map(g.b.transposed(), g.n, g.k, g.batch);
+    a = RawLoader<kProducerThreads, BM, kA>::map(g.a, g.m, g.k, g.batch);
+    b = RawLoader<kProducerThreads, kLong, kB>::map(g.b.transposed(), g.n, g.k, g.batch);
   }
 };
 
 // Of a tile; the row tiles of one column of them are neighbours.
-XGEMM_HD Origin origin_of(const ShareJob& job, unsigned tile, int BM) {
+XGEMM_HD TileCoord tile_coord(const SplitKJob& job, unsigned tile, int BM) {
   const auto tiles_m = static_cast<unsigned>(job.tiles_m);
   return {static_cast<int64_t>(tile % tiles_m) * BM, static_cast<int64_t>(tile / tiles_m) * kLong};
 }
@@ -57,7 +57,7 @@ struct Shares {
   int64_t count = 1;
   bool cluster = true;
 };
-inline Shares shares_of(int64_t tiles, int64_t slices) {
+inline Shares split_k_slices_of(int64_t tiles, int64_t slices) {
   constexpr int64_t kBlock = 3, kLaunch = 1, kAdds = 8, kStores = 2;
   Shares best;
   int64_t least = INT64_MAX;
@@ -67,28 +67,28 @@ inline Shares shares_of(int64_t tiles, int64_t slices) {
     if (s.count >= 1 && s.count <= slices && cost < least) best = s, least = cost;
   };
   consider({1, true}, kSms, kStores);
-  for (int64_t s = 2; s <= kClusterShares; ++s) consider({s, true}, cluster_room(s), kAdds / s);
+  for (int64_t s = 2; s <= kClusterSlices; ++s) consider({s, true}, cluster_room(s), kAdds / s);
   const auto apart = [&](int64_t s) { consider({s, false}, kSms, kLaunch + s / kAdds); };
-  for (int64_t s = 2; s <= kClusterShares; ++s) apart(s);
-  for (int64_t s = 2 * kClusterShares; s <= slices / 2 && s <= 256; s *= 2)
+  for (int64_t s = 2; s <= kClusterSlices; ++s) apart(s);
+  for (int64_t s = 2 * kClusterSlices; s <= slices / 2 && s <= 256; s *= 2)
     apart(s * 3 / 4), apart(s);
   for (int64_t waves = 1; waves <= 3; ++waves) apart(std::max<int64_t>(1, waves * kSms / tiles));
   return best;
 }
 
-struct SharePlan {
-  ShareJob job;
+struct SplitKPlan {
+  SplitKJob job;
   size_t bytes = 0;
 };
 
-inline SharePlan plan_shares(const Gemm& all, const Tile& t, void* workspace) {
-  SharePlan plan;
-  ShareJob& job = plan.job;
+inline SplitKPlan plan_split_k(const Gemm& all, const Tile& t, void* workspace) {
+  SplitKPlan plan;
+  SplitKJob& job = plan.job;
   const Gemm& g = job.g = rows_first(all);
   job.tiles_m = ceil_div(g.m, t.BM);
   job.tiles = tile_count(g, t.BM, kLong);
   const int64_t slices = std::max<int64_t>(1, ceil_div(g.k, t.BK));
-  const Shares shares = shares_of(job.tiles, slices);
+  const Shares shares = split_k_slices_of(job.tiles, slices);
   const int64_t each = ceil_div(slices, shares.count);
   job.shares = ceil_div(slices, each);
   job.cluster = shares.cluster || job.shares == 1;

@@ -8,8 +8,7 @@
 
 namespace xgemm {
 
-constexpr int kGemvK = 32;  // of a slice of a warp's ring
-static_assert(kShareStep % kGemvK == 0);  // no slice is of two chains
+static_assert(kSplitKStep % kSliceK == 0);  // no slice is of two chains
 
 // A warp's part of the product: its rows and columns, and the chains it makes of them, which lie
 // together along k.
@@ -46,8 +45,8 @@ constexpr int kSector = 8;
 // slice's k: `a`, k by k, has as much before its own.
 template <int TM, int kBuffers>
 struct GemvRing {
-  static constexpr int kDepthA = kSector + kGemvK;
-  float b[kBuffers][32][kGemvK];
+  static constexpr int kDepthA = kSector + kSliceK;
+  float b[kBuffers][32][kSliceK];
   float a[kBuffers][kDepthA * TM];
 
   __device__ static constexpr int place(int row, int k) { return k ^ row % 8 * 4; }
@@ -70,20 +69,20 @@ struct GemvAlongK {
 
   // Slice t, counted from 0, of the chain of `length` that begins at k0.
   __device__ __forceinline__ void copy(int buffer, int64_t k0, int t, int64_t length) const {
-    constexpr int kChunks = kGemvK / 4, kStep = 32 / kChunks;
+    constexpr int kChunks = kSliceK / 4, kStep = 32 / kChunks;
     const int lane = threadIdx.x % 32, chunk = lane % kChunks * 4, first = lane / kChunks;
-    const int64_t at = int64_t{t} * kGemvK;
+    const int64_t at = int64_t{t} * kSliceK;
     const View<const float> columns = g.b.transposed();
-    float (&b)[32][kGemvK] = ring.b[buffer];
+    float (&b)[32][kSliceK] = ring.b[buffer];
     const float* p = columns.ptr(part.j0 + first, k0);
-    if (t > 0 && at + kGemvK <= length && part.j0 + 32 <= g.n && columns.cs == 1) {
+    if (t > 0 && at + kSliceK <= length && part.j0 + 32 <= g.n && columns.cs == 1) {
 #pragma unroll
       for (int r = 0; r < 32; r += kStep, p += columns.rs * kStep)
         cp_async<16>(&b[first + r][ring.place(first + r, chunk)], p - shift_of(p) + (at + chunk));
     } else {
       // How many k there are before and from the slice's first on, as far as anybody asks.
       const int before = t > 0 ? kSector : 0;
-      const int left = static_cast<int>(min_of(length - at, 2 * kGemvK));
+      const int left = static_cast<int>(min_of(length - at, 2 * kSliceK));
 #pragma unroll 4
       for (int r = first; r < 32; r += kStep, p += columns.rs * kStep) {
         const int k = chunk - shift_of(p);  // of the four's first, in the slice
@@ -116,7 +115,7 @@ struct GemvAlongK {
     const int lane = threadIdx.x % 32;
     const float* const a_at = &ring.a[buffer][(kSector - shift) * TM];
 #pragma unroll
-    for (int k = 0; k < kGemvK; k += 4) {
+    for (int k = 0; k < kSliceK; k += 4) {
       float b[4], a[TM];
       load4(b, &ring.b[buffer][lane][ring.place(lane, k)]);
 #pragma unroll
@@ -129,7 +128,7 @@ struct GemvAlongK {
       }
     }
 #pragma unroll
-    for (int e = lane; e < kGemvK * TM; e += 32) range.see_a(ring.a[buffer][kSector * TM + e]);
+    for (int e = lane; e < kSliceK * TM; e += 32) range.see_a(ring.a[buffer][kSector * TM + e]);
   }
 
   // leave(chain, sums, range) for each chain; the sums are of the lane's column.
@@ -146,7 +145,7 @@ struct GemvAlongK {
       if (ask_k < part.k1) {
         const int64_t length = min_of(share, part.k1 - ask_k);
         copy(ask_buffer, ask_k, ask_t, length);
-        if (int64_t{++ask_t} * kGemvK >= length + more) ask_k += share, ask_t = 0;
+        if (int64_t{++ask_t} * kSliceK >= length + more) ask_k += share, ask_t = 0;
       }
       cp_async_commit();
       if (++ask_buffer == kBuffers) ask_buffer = 0;
@@ -166,7 +165,7 @@ struct GemvAlongK {
         ask();
         add(acc, range, buffer, shift);
         if (++buffer == kBuffers) buffer = 0;
-        at += kGemvK;
+        at += kSliceK;
       } while (at < end);
       leave(chain++, acc, range.of_warp());
       k += share;

@@ -41,7 +41,7 @@ inline GemvPlan plan_gemv(const Gemm& all, const Tile& t, int64_t groups, const 
   const int warps = t.threads() / 32, most_blocks = may_depend(device) ? kMostGemvBlocks : 1;
   GemvPlan plan{.job = {{.g = rows_first(all)}}};
   GemvJob& job = plan.job;
-  job.shares = chain_count(job.g);
+  job.shares = split_k_slices(job.g);
   const int64_t room = int64_t{device.sm_count} * t.min_blocks * warps;  // for warps
   const auto team = [&] { return ceil_div(job.shares, job.each); };
   while (job.each < kMostChains && team() > 1 && groups * all.batch * team() > room) ++job.each;

@@ -20,10 +20,10 @@ inline GemvPlan plan_teams(const Gemm& g, int64_t groups, int64_t most_chains, c
                            void* workspace) {
   GemvPlan plan{.job = {{.g = g}}};
   GemvJob& job = plan.job;
-  const int64_t shares = job.shares = chain_count(g);
+  const int64_t shares = job.shares = split_k_slices(g);
   constexpr int64_t kNone = INT64_MAX;
   int64_t least = kNone;
-  for (int64_t blocks = 1; blocks <= (may_depend(device) ? kClusterShares : 1); blocks *= 2) {
+  for (int64_t blocks = 1; blocks <= (may_depend(device) ? kClusterSlices : 1); blocks *= 2) {
     const int64_t each = ceil_div(shares, kTeamWarps * blocks);
     const int64_t warps = ceil_div(shares, each * blocks), room = cluster_room(blocks);
     const bool at_once = groups * blocks <= room * (kTeamWarps / warps);

@@ -16,7 +16,7 @@ constexpr int kStreamColumns = 32;  // of a warp
 // Slices of a ring. A third of each makes large products 5% slower (12 warps a multiprocessor, 8
 // rows, H200): so many bytes on their way are more than memory serves in a good order.
 constexpr int kStreamBuffers = 2;
-static_assert(kShareStep % kSliceK == 0);  // no slice is of two chains
+static_assert(kSplitKStep % kSliceK == 0);  // no slice is of two chains
 
 struct StreamMaps {
   OperandMap a, b;
@@ -172,7 +172,7 @@ struct GemvStream {
     init();
 #pragma unroll 1
     for (int s = 0; s < kStreamBuffers; ++s) ask(s, part.k0 + s * kSliceK);
-    RingPlace<kStreamBuffers> at;
+    PipelineState<kStreamBuffers> at;
     int64_t chain = part.chain, k = part.k0;
 #pragma unroll 1
     do {
@@ -181,17 +181,17 @@ struct GemvStream {
       GemvRange range;
 #pragma unroll 1
       for (; k < end; k += kSliceK, at.advance()) {
-        mbarrier_wait(&landed[at.stage], at.parity);
+        mbarrier_wait(&landed[at.slot], at.phase);
         if (end - k >= kSliceK) {
 #pragma unroll 4
-          for (int q = 0; q < kSliceK; q += 4) add<4>(sums, range, at.stage, q);
+          for (int q = 0; q < kSliceK; q += 4) add<4>(sums, range, at.slot, q);
         } else {
 #pragma unroll 1
-          for (int q = 0; q < end - k; ++q) add<1>(sums, range, at.stage, q);
+          for (int q = 0; q < end - k; ++q) add<1>(sums, range, at.slot, q);
         }
-        if (!kSeesAll && g.as_one) see(range, at.stage);
+        if (!kSeesAll && g.as_one) see(range, at.slot);
         __syncwarp();  // all lanes have read it
-        ask(at.stage, k + kStreamBuffers * kSliceK);
+        ask(at.slot, k + kStreamBuffers * kSliceK);
       }
       constexpr uint32_t kAll = 0xffffffffu;
       leave(chain++, sums, g.as_one ? __ballot_sync(kAll, range.of_warp().within(g.k)) : kAll);

@@ -1,4 +1,4 @@
-// Slices of operands in two 16-bit parts, 32 deep, in shared memory: how cp.async fills a ring of
+// Slices of operands in two 16-bit limbs, 32 deep, in shared memory: how cp.async fills a ring of
 // them and how ldmatrix reads the tensor core's operands. Rows are A's, or B's columns.
 #pragma once
 
@@ -8,18 +8,19 @@
 
 namespace xgemm {
 
-// A row of a slice is 8 chunks of 16 bytes, the first part's 4 and the other's 4; chunk c lies at
+// A row of a slice is 8 chunks of 16 bytes, the first limb's 4 and the other's 4; chunk c lies at
 // c ^ (row % 8), so that chunks c of 8 rows are in all 32 banks. It is counted in floats, as
 // cp.async counts.
-constexpr int kRowFloats = kSplitK, kChunkFloats = 4, kChunks = kRowFloats / kChunkFloats;
-constexpr int kHi = 0, kLo = kChunks / 2;  // the parts' first chunks
-using PartsRow = float[kRowFloats];
+constexpr int kRowFloats = kSliceK, kChunkFloats = 4, kChunks = kRowFloats / kChunkFloats;
+constexpr int kHi = 0, kLo = kChunks / 2;  // the limbs' first chunks
+using LimbsRow = float[kRowFloats];
 
 // Warp tiles are WM x 32, in fragments of 16 x 8, of which a lane has 2 rows and 2 columns.
-constexpr Tile mma_tile(Scheme s, int BM, int BN, int WM, int buffers, int min_blocks, float rate) {
+constexpr Tile mma_tile(EmulationScheme s, int BM, int BN, int WM, int buffers, int min_blocks,
+                        float rate) {
   return {.BM = BM,
           .BN = BN,
-          .BK = kSplitK,
+          .BK = kSliceK,
           .WM = WM,
           .WN = 32,
           .TM = WM / 8,
@@ -28,20 +29,20 @@ constexpr Tile mma_tile(Scheme s, int BM, int BN, int WM, int buffers, int min_b
           .buffers = buffers,
           .a_rows = BM,
           .min_blocks = min_blocks,
-          .element_bytes = 2 * s.parts,
+          .element_bytes = 2 * s.limbs,
           .rate = rate};
 }
 
 template <Tile T>
-struct PartsRing {
-  PartsRow a[T.buffers][T.BM];
-  PartsRow b[T.buffers][T.BN];
+struct LimbRing {
+  LimbsRow a[T.buffers][T.BM];
+  LimbsRow b[T.buffers][T.BN];
 };
 
 // One thread's share of an operand's L rows of each slice: a chunk of every kStep-th row. In place
 // of a row beyond the operand one that exists is copied again; its results are not stored.
 template <int kThreads, int L>
-struct PartsCopies {
+struct LimbCopies {
   static constexpr int kStep = kThreads / kChunks;
   static_assert(kThreads % kChunks == 0 && L % kStep == 0 && kStep % 8 == 0);
 
@@ -51,19 +52,19 @@ struct PartsCopies {
   int more;  // how much further down the operand has rows
 
   // Slices of matrix z of the batch, whose rows begin at l0.
-  __device__ PartsCopies(const Parts& parts, int64_t z, int64_t l0) {
+  __device__ LimbCopies(const Limbs& limbs, int64_t z, int64_t l0) {
     const int row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
-    const int last = static_cast<int>(parts.rows - l0 < L ? parts.rows - l0 : L) - 1;
+    const int last = static_cast<int>(limbs.rows - l0 < L ? limbs.rows - l0 : L) - 1;
     const int first = row < last ? row : last;
-    const int64_t floats = parts.blocks * kRowFloats;  // of a row
-    p = static_cast<const float*>(parts.data) + (parts.first_row(z) + l0 + first) * floats +
+    const int64_t floats = limbs.blocks * kRowFloats;  // of a row
+    p = static_cast<const float*>(limbs.data) + (limbs.first_row(z) + l0 + first) * floats +
         chunk * kChunkFloats;
     step = floats * kStep;
     place = row * kRowFloats + (chunk ^ row % 8) * kChunkFloats;
     more = last - first;
   }
 
-  __device__ __forceinline__ void copy(PartsRow (&slice)[L]) {
+  __device__ __forceinline__ void copy(LimbsRow (&slice)[L]) {
     const Smem to = Smem(slice[0]) + place;
     const float* from = p;
 #pragma unroll
@@ -75,22 +76,22 @@ struct PartsCopies {
   }
 };
 
-// One part of 16 rows of A: operands of two mma, one for each 16 of k.
-__device__ __forceinline__ void load_a(uint32_t (&a)[2][4], const PartsRow* rows, int part) {
+// One limb of 16 rows of A: operands of two mma, one for each 16 of k.
+__device__ __forceinline__ void load_a(uint32_t (&a)[2][4], const LimbsRow* rows, int limb) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    ldmatrix4(a[half], &rows[lane % 16][((part + 2 * half + lane / 16) ^ lane % 8) * kChunkFloats]);
+    ldmatrix4(a[half], &rows[lane % 16][((limb + 2 * half + lane / 16) ^ lane % 8) * kChunkFloats]);
 }
 
 // The same of 8 columns of B, for kN times 8 of them.
 template <int kN>
-__device__ __forceinline__ void load_b(uint32_t (&b)[kN][2][2], const PartsRow* columns, int part) {
+__device__ __forceinline__ void load_b(uint32_t (&b)[kN][2][2], const LimbsRow* columns, int limb) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     uint32_t r[4];
-    ldmatrix4(r, &columns[8 * j + lane % 8][((part + lane / 8) ^ lane % 8) * kChunkFloats]);
+    ldmatrix4(r, &columns[8 * j + lane % 8][((limb + lane / 8) ^ lane % 8) * kChunkFloats]);
 #pragma unroll
     for (int q = 0; q < 4; ++q) b[j][q / 2][q % 2] = r[q];
   }

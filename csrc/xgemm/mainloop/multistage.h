@@ -38,7 +38,7 @@ constexpr int kStrideM = kLanesM * 4, kStrideN = kLanesN * 4;
 // The block's tile of D at `o`: finish(sums, row, column) is told where in the tile a thread's sums
 // begin. kA, kB: whether A, B transposed are contiguous along k.
 template <Tile T, bool kA, bool kB, class Finish>
-__device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g, const Origin& o,
+__device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g, const TileCoord& o,
                                                    const Finish& finish) {
   constexpr int TM = T.TM, TN = T.TN, kBuffers = T.buffers, kBody = body_of(T),
                 kParts = T.BK / kBody;
@@ -99,7 +99,8 @@ __device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g,
 
 // ... and into D.
 template <Tile T, bool kA, bool kB>
-__device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g, const Origin& o) {
+__device__ __forceinline__ void multiply_pipelined(Ring<T>& ring, const Gemm& g,
+                                                   const TileCoord& o) {
   multiply_pipelined<T, kA, kB>(ring, g, o, [&](const auto& sums, int row, int column) {
     store_fragment<kStrideM, kStrideN>(g, o.i + row, o.j + column, sums);
   });

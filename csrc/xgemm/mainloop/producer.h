@@ -25,36 +25,36 @@ struct Fetcher {
   const OperandMap& from;
   int thread;
 
-  // A piece's slices of the rows from l0 on of matrix z, into the ring from `at` on.
+  // A work's slices of the rows from l0 on of matrix z, into the ring from `at` on.
   template <int kBuffers, int BK, int kRow>
   __device__ __forceinline__ void fetch(float (&slices)[kBuffers][BK][kRow],
                                         Mbarrier (&full)[kBuffers], Mbarrier (&empty)[kBuffers],
-                                        RingPlace<kBuffers>& at, int64_t z, int64_t l0,
-                                        const Piece& piece) const {
+                                        PipelineState<kBuffers>& at, int64_t z, int64_t l0,
+                                        const WorkTile& work) const {
     constexpr int kParts = 4;  // a slice is copied by a loop of so many turns
-    // The operand from the piece's first slice on, where counting begins.
-    const int64_t first = static_cast<int64_t>(piece.first) * BK, K = depth - first;
+    // The operand from the work's first slice on, where counting begins.
+    const int64_t first = static_cast<int64_t>(work.first) * BK, K = depth - first;
     View<const float> rows_of = all;
     rows_of.data += z * all.bs + first * all.cs;
     AsyncLoader<kThreads, L, BK, kRow, kParts, kAlongK> copies(rows_of, l0, length, K, thread);
-    const int count = piece.last - piece.first;
+    const int count = work.last - work.first;
     // TMA pads with +0, which the last slice of A must not have.
     const int by_tma = !from.by_tma ? 0 : kOfA ? static_cast<int>(K / BK) : count;
 #pragma unroll 1
     for (int slice = 0; slice < count; ++slice, at.advance()) {
-      Mbarrier* const landed = &full[at.stage];
-      mbarrier_wait(&empty[at.stage], at.parity ^ 1);
+      Mbarrier* const landed = &full[at.slot];
+      mbarrier_wait(&empty[at.slot], at.phase ^ 1);
       if (!kAlongK && slice < by_tma) {
         if (thread == 0) {
           fence_before_tma();
           mbarrier_expect(landed, L * BK * 4);
-          tma_load(slices[at.stage], from.map, landed, static_cast<int>(l0),
-                   (piece.first + slice) * BK, all.bs ? static_cast<int>(z) : 0);
+          tma_load(slices[at.slot], from.map, landed, static_cast<int>(l0),
+                   (work.first + slice) * BK, all.bs ? static_cast<int>(z) : 0);
         } else {
           mbarrier_arrive(landed);
         }
       } else if (slice < copies.whole) {
-        const Smem to = Smem(&slices[at.stage][0][0]) + copies.place;
+        const Smem to = Smem(&slices[at.slot][0][0]) + copies.place;
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) copies.copy(to + part * copies.kPart, part);
         copies.next_slice();
@@ -62,7 +62,7 @@ struct Fetcher {
       } else {
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part)
-          copies.copy_edge(slices[at.stage], rows_of, l0, K, slice, part, kOfA ? kPadA : kPadB,
+          copies.copy_edge(slices[at.slot], rows_of, l0, K, slice, part, kOfA ? kPadA : kPadB,
                            thread);
         cp_async_commit();
         cp_async_wait<0>();
@@ -72,7 +72,7 @@ struct Fetcher {
   }
 };
 
-// A problem, and what TMA knows of its operands. What blocks make of it, piece by piece, is
+// A problem, and what TMA knows of its operands. What blocks make of it, work by work, is
 // numbered by units: those that derive from this say what a unit is, and where its tile is stored.
 struct FetchJob {
   Gemm g;
@@ -81,8 +81,8 @@ struct FetchJob {
   int slices = 1;  // of a tile
 
   template <Tile T>
-  __device__ __forceinline__ Origin origin(uint32_t unit) const {
-    return raster<uint32_t>(unit % tiles, g.m, g.n, T.BM, T.BN, T.group);
+  __device__ __forceinline__ TileCoord origin(uint32_t unit) const {
+    return swizzled_tile<uint32_t>(unit % tiles, g.m, g.n, T.BM, T.BN, T.group);
   }
 };
 
@@ -90,25 +90,25 @@ struct FetchJob {
 struct TilesJob : FetchJob {
   static constexpr bool kShared = false;
 
-  __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
+  __device__ __forceinline__ bool work_tile(uint32_t step, WorkTile& p) const {
     p = {blockIdx.x + step * gridDim.x, 0, slices};
     return p.tile < tiles;
   }
   template <Tile T>
-  __device__ __forceinline__ Origin origin(uint32_t tile) const {
-    return raster<uint32_t>(tile, g.m, g.n, T.BM, T.BN, T.group);
+  __device__ __forceinline__ TileCoord origin(uint32_t tile) const {
+    return swizzled_tile<uint32_t>(tile, g.m, g.n, T.BM, T.BN, T.group);
   }
   __device__ __forceinline__ uint32_t matrix(uint32_t) const { return blockIdx.z; }
   __device__ __forceinline__ Gemm result(uint32_t) const { return g.at(blockIdx.z); }
 };
 
 // The tiles of all matrices, counted as one, of which some are shared out along K.
-struct RelayJob : FetchJob {
+struct StreamKJob : FetchJob {
   static constexpr bool kShared = true;
-  ChainRelay relay;
+  ChainStreamK stream_k;
 
-  __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
-    return relay.plan.piece(blockIdx.x, step, p);
+  __device__ __forceinline__ bool work_tile(uint32_t step, WorkTile& p) const {
+    return stream_k.plan.work_tile(blockIdx.x, step, p);
   }
   __device__ __forceinline__ uint32_t matrix(uint32_t tile) const { return tile / tiles; }
   __device__ __forceinline__ Gemm result(uint32_t tile) const { return g.at(matrix(tile)); }
@@ -120,17 +120,17 @@ __device__ __forceinline__ void fetch_pieces(SliceRing<T, kA, kB>& ring, const J
   constexpr int kEach = T.producers / 2;
   const Gemm& g = job.g;
   const int thread = threadIdx.x % kEach;
-  RingPlace<T.buffers> at;
-  Piece p{};
+  PipelineState<T.buffers> at;
+  WorkTile p{};
   const auto origin = [&] { return job.template origin<T>(p.tile); };
   const auto z = [&] { return job.matrix(p.tile); };
   if (threadIdx.x < T.threads() + kEach) {
     const Fetcher<kEach, T.BM, true, kA> a{g.a, g.m, g.k, job.a, thread};
-    for (uint32_t step = 0; job.piece(step, p); ++step)
+    for (uint32_t step = 0; job.work_tile(step, p); ++step)
       a.fetch(ring.a, ring.full, ring.empty, at, z(), origin().i, p);
   } else {
     const Fetcher<kEach, T.BN, false, kB> b{g.b.transposed(), g.n, g.k, job.b, thread};
-    for (uint32_t step = 0; job.piece(step, p); ++step)
+    for (uint32_t step = 0; job.work_tile(step, p); ++step)
       b.fetch(ring.b, ring.full, ring.empty, at, z(), origin().j, p);
   }
 }
@@ -161,16 +161,16 @@ LaunchConfig fetch_config(int64_t units, int64_t matrices, const Context& contex
 // `shared` for all matrices, where that saves time and there is a workspace for it, else `whole`
 // for each.
 template <Tile T, bool kA, bool kB>
-void launch_fetching(void (*whole)(TilesJob), void (*shared)(RelayJob), const Gemm& g,
+void launch_fetching(void (*whole)(TilesJob), void (*shared)(StreamKJob), const Gemm& g,
                      const Context& context) {
-  const ChainRelay relay = plan_chain_relay(g, T, slice_count(g.k, T.BK), context);
-  if (relay.plan.shared() && relay.bytes <= context.workspace_bytes) {
-    const uint32_t blocks = relay.plan.clusters;
+  const ChainStreamK stream_k = plan_chain_stream_k(g, T, slice_count(g.k, T.BK), context);
+  if (stream_k.plan.shared() && stream_k.bytes <= context.workspace_bytes) {
+    const uint32_t blocks = stream_k.plan.clusters;
     launch(clear_flags<kClearThreads>, {.grid = dim3(1), .block = dim3(kClearThreads)}, context,
-           relay.flags, static_cast<int>(blocks));
+           stream_k.flags, static_cast<int>(blocks));
     LaunchConfig config = fetch_config<T, kA, kB>(blocks, 1, context);
     config.dependent = config.in_order = true;
-    return launch(shared, config, context, RelayJob{fetch_job<T>(g), relay});
+    return launch(shared, config, context, StreamKJob{fetch_job<T>(g), stream_k});
   }
   for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
     Gemm part = g.at(z);

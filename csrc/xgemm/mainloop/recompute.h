@@ -1,4 +1,4 @@
-// What parts could not give, made anew by FP32 operations: units of D whose results are not all
+// What limbs could not give, made anew by FP32 operations: units of D whose results are not all
 // certified are marked in a map on the device, and one launch behind the product, mostly idle,
 // works the map off. Its order does not reach the bits: which units are marked depends on the
 // operands alone, and where K is cut on how many they are.
@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
                                      item < chained ? Fate::chained : Fate::recomputed, ordinal);
     const int64_t in_matrix = unit % (job.map.units_m * job.map.units_n);
     const Gemm g = job.g.at(unit / (job.map.units_m * job.map.units_n));
-    const Origin o{in_matrix / job.map.units_n * kUnitRows, in_matrix % job.map.units_n * kColumns};
+    const TileCoord o{in_matrix / job.map.units_n * kUnitRows,
+                      in_matrix % job.map.units_n * kColumns};
     const int64_t k0 = alone ? 0 : min_of(s * share, g.k);
     Gemm part = g;
     part.a.data += k0 * g.a.cs;

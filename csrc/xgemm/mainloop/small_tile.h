@@ -188,7 +188,7 @@ __device__ __forceinline__ void store_spread(const Gemm& g, int64_t i, int64_t j
 
 template <Tile T, bool kA, bool kB>
 __device__ __forceinline__ void multiply_whole_k(LyingRing<T, kA, kB>& ring, const Gemm& g,
-                                                 const Origin& o) {
+                                                 const TileCoord& o) {
   using Ring = LyingRing<T, kA, kB>;
   using QuadA = Quad<T.TM, kLanesM, Ring::A::kRow, kA>;
   using QuadB = Quad<T.TN, kLanesN, Ring::B::kRow, kB>;
@@ -270,8 +270,8 @@ __device__ __forceinline__ void multiply_batch(LyingRing<T, kA, kB>& ring, const
   const int steps = static_cast<int>(ceil_div(batch.k, kStepK));
   const int slices = steps ? (steps - 1) / kSteps + 1 : 1;
   const auto origin = [&](const BatchWalk& w) {
-    return w.tiles == 1 ? Origin{0, 0}
-                        : raster<uint32_t>(w.tile, batch.m, batch.n, T.BM, T.BN, T.group);
+    return w.tiles == 1 ? TileCoord{0, 0}
+                        : swizzled_tile<uint32_t>(w.tile, batch.m, batch.n, T.BM, T.BN, T.group);
   };
   BatchWalk now(blockIdx.x, gridDim.x, static_cast<uint32_t>(tile_count(batch, T.BM, T.BN)));
   BatchWalk ahead = now;  // the tile whose slices are copied
@@ -339,7 +339,7 @@ __device__ __forceinline__ void multiply_batch(LyingRing<T, kA, kB>& ring, const
       left -= kSteps;
       buffer = buffer + 1 < kBuffers ? buffer + 1 : 0;
     }
-    const Origin o = origin(now);
+    const TileCoord o = origin(now);
     store_spread<QuadA, QuadB>(batch.at(now.z), o.i + row, o.j + column, acc);
   }
 }

@@ -1,4 +1,4 @@
-// The relay of the strict product: a tile that is cut along K is one chain all the same. Who has
+// Stream-K of the strict product: a tile that is cut along K is one chain all the same. Who has
 // its beginning leaves the accumulators as they are, who has its end goes on with them. The bits
 // are those of a tile that is taken whole.
 #pragma once
@@ -11,8 +11,8 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-struct ChainRelay {
-  Relay plan;
+struct ChainStreamK {
+  StreamK plan;
   float* sums = nullptr;  // [block][element][thread]
   uint32_t* flags = nullptr;  // [block]: that there are sums for it, of the block before
   size_t bytes = 0;  // of workspace
@@ -24,12 +24,12 @@ struct ChainRelay {
 constexpr int64_t kLeastSaved = 12'000'000;
 
 // How the blocks that run at a time share out the tiles of all matrices.
-inline ChainRelay plan_chain_relay(const Gemm& g, const Tile& t, int64_t slices,
-                                   const Context& context) {
+inline ChainStreamK plan_chain_stream_k(const Gemm& g, const Tile& t, int64_t slices,
+                                        const Context& context) {
   const int64_t tiles = tile_count(g, t.BM, t.BN) * g.batch;
   const int64_t blocks = int64_t{context.device.sm_count} * t.min_blocks;
   const int64_t slice = int64_t{2} * t.BM * t.BN * t.BK * t.min_blocks;  // a multiprocessor's
-  ChainRelay r;
+  ChainStreamK r;
   if (tiles > kMaxGridX) return r;
   r.plan = plan_cut_once(tiles, slices, blocks, ceil_div(kLeastSaved, slice));
   if (!r.plan.shared()) return r;
@@ -51,8 +51,9 @@ __global__ void __launch_bounds__(kThreads) clear_flags(uint32_t* flags, int cou
 
 // Leaves this block's accumulators for the block after it. By the T.threads() that have them.
 template <Tile T>
-__device__ __forceinline__ void hand_over(const ChainRelay& relay, const float (&acc)[T.TM][T.TN]) {
-  float* const to = relay.sums + static_cast<int64_t>(blockIdx.x) * (T.BM * T.BN) + threadIdx.x;
+__device__ __forceinline__ void store_partials(const ChainStreamK& stream_k,
+                                               const float (&acc)[T.TM][T.TN]) {
+  float* const to = stream_k.sums + static_cast<int64_t>(blockIdx.x) * (T.BM * T.BN) + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < T.TM; ++i)
 #pragma unroll
@@ -60,20 +61,20 @@ __device__ __forceinline__ void hand_over(const ChainRelay& relay, const float (
   named_barrier(1, T.threads());
   if (threadIdx.x == 0) {
     wait_for_launch_before();
-    signal(&relay.flags[blockIdx.x + 1]);
+    signal(&stream_k.flags[blockIdx.x + 1]);
   }
 }
 
 // Takes the accumulators that the block before this one has left.
 template <Tile T>
-__device__ __forceinline__ void take_over(const ChainRelay& relay, float (&acc)[T.TM][T.TN]) {
+__device__ __forceinline__ void fixup(const ChainStreamK& stream_k, float (&acc)[T.TM][T.TN]) {
   if (threadIdx.x == 0) {
     wait_for_launch_before();
-    wait_for_signals(&relay.flags[blockIdx.x], 1);
+    wait_for_signals(&stream_k.flags[blockIdx.x], 1);
   }
   named_barrier(1, T.threads());
   const float* const from =
-      relay.sums + (static_cast<int64_t>(blockIdx.x) - 1) * (T.BM * T.BN) + threadIdx.x;
+      stream_k.sums + (static_cast<int64_t>(blockIdx.x) - 1) * (T.BM * T.BN) + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < T.TM; ++i)
 #pragma unroll

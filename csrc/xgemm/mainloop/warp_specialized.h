@@ -36,7 +36,7 @@ constexpr int math_registers(const Tile& t) { return t.min_blocks == 1 ? 208 : 1
 // What the block has of the job (producer.h). kA, kB: whether A, B transposed are contiguous along
 // k.
 template <Tile T, bool kA, bool kB, class Job>
-__device__ __forceinline__ void multiply_pieces(SliceRing<T, kA, kB>& ring, const Job& job) {
+__device__ __forceinline__ void multiply_work_tiles(SliceRing<T, kA, kB>& ring, const Job& job) {
   static_assert(registers_suffice(T.min_blocks, T.threads(), math_registers(T), T.producers,
                                   fetch_registers(T)));
   constexpr bool kShared = Job::kShared;
@@ -56,22 +56,22 @@ __device__ __forceinline__ void multiply_pieces(SliceRing<T, kA, kB>& ring, cons
   const int tx = warp % (T.BN / T.WN) * T.WN + lane_column(lane) * 4;
   const Smem first_a(&ring.a[0][0][ty]), first_b(&ring.b[0][0][tx]);
   float ra[2][TM], rb[2][TN];
-  RingPlace<T.buffers> at;
-  Piece piece, next;
-  mbarrier_wait(&ring.full[at.stage], at.parity);
+  PipelineState<T.buffers> at;
+  WorkTile work, next;
+  mbarrier_wait(&ring.full[at.slot], at.phase);
   Smem as = first_a, bs = first_b;
   load_fragment<kStrideM>(ra[0], as);
   load_fragment<kStrideN>(rb[0], bs);
-  for (uint32_t step = 0; job.piece(step, piece); ++step) {
+  for (uint32_t step = 0; job.work_tile(step, work); ++step) {
     float acc[TM][TN] = {};
     if constexpr (kShared)
-      if (piece.first > 0) take_over<T>(job.relay, acc);
-    // What the main loop carries of a piece: its tile, with a bit that says that it has no end.
-    const bool hands_over = kShared && piece.last < job.slices;
-    const uint32_t tile = piece.tile | (hands_over ? 1u << 31 : 0);
-    const int last = job.piece(step + 1, next) ? 0 : 1;  // slices left at the end
+      if (work.first > 0) fixup<T>(job.stream_k, acc);
+    // What the main loop carries of a work: its tile, with a bit that says that it has no end.
+    const bool stores_partials = kShared && work.last < job.slices;
+    const uint32_t tile = work.tile | (stores_partials ? 1u << 31 : 0);
+    const int last = job.work_tile(step + 1, next) ? 0 : 1;  // slices left at the end
 #pragma unroll 1
-    for (int left = piece.last - piece.first; left > 0; --left) {
+    for (int left = work.last - work.first; left > 0; --left) {
       int part = 0;
       bool slice_ends;
 #pragma unroll 1
@@ -83,11 +83,11 @@ __device__ __forceinline__ void multiply_pieces(SliceRing<T, kA, kB>& ring, cons
             as = as + kBody * kRowA, bs = bs + kBody * kRowB;
             if (slice_ends) {  // the next k is in the next slice, if there is one
               if (left != last) {
-                mbarrier_arrive(&ring.empty[at.stage]);
+                mbarrier_arrive(&ring.empty[at.slot]);
                 at.advance();
-                mbarrier_wait(&ring.full[at.stage], at.parity);
+                mbarrier_wait(&ring.full[at.slot], at.phase);
               }
-              as = first_a + at.stage * (T.BK * kRowA), bs = first_b + at.stage * (T.BK * kRowB);
+              as = first_a + at.slot * (T.BK * kRowA), bs = first_b + at.slot * (T.BK * kRowB);
             }
           }
           load_fragment<kStrideM>(ra[(k + 1) % 2], as + (k + 1) % kBody * kRowA);
@@ -98,11 +98,11 @@ __device__ __forceinline__ void multiply_pieces(SliceRing<T, kA, kB>& ring, cons
     }
     if constexpr (kShared) {
       if (tile >> 31) {
-        hand_over<T>(job.relay, acc);
+        store_partials<T>(job.stream_k, acc);
         continue;
       }
     }
-    const Origin o = job.template origin<T>(tile);
+    const TileCoord o = job.template origin<T>(tile);
     const Gemm g = job.result(tile);
     store_fragment<kStrideM, kStrideN>(g, o.i + ty, o.j + tx, acc);
   }

@@ -8,7 +8,7 @@ constexpr Tile kTile{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .min_blocks = 2,
 
 __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
   const Gemm g = batch.at(blockIdx.z);
-  const Origin o = raster<kTile>(blockIdx.x, g);
+  const TileCoord o = swizzled_tile<kTile>(blockIdx.x, g);
   const int64_t i = o.i + threadIdx.x, j = o.j + threadIdx.y;
   if (i >= g.m || j >= g.n) return;
 

@@ -14,7 +14,7 @@ constexpr Tile kTile{
 
 __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
   const Gemm g = batch.at(blockIdx.z);
-  const Origin o = raster<kTile>(blockIdx.x, g);
+  const TileCoord o = swizzled_tile<kTile>(blockIdx.x, g);
   const int64_t i = o.i + threadIdx.y, j = o.j + threadIdx.x;
   if (i >= g.m || j >= g.n) return;
 

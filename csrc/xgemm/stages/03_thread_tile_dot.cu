@@ -13,7 +13,7 @@ constexpr int kColumns = kTile.BN / V;
 
 __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(const Gemm batch) {
   const Gemm g = batch.at(blockIdx.z);
-  const Origin o = raster<kTile>(blockIdx.x, g);
+  const TileCoord o = swizzled_tile<kTile>(blockIdx.x, g);
   const int64_t i0 = o.i + threadIdx.y * V, j0 = o.j + threadIdx.x;
 
   // Columns beyond the edge read the last one; what they give is not stored.

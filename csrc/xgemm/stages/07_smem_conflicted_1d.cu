@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
   XGEMM_SHARED(As, float[BM][BK]);
   XGEMM_SHARED(Bs, float[BN][BK]);
   const Gemm g = batch.at(blockIdx.z);
-  const Origin o = raster<kTile>(blockIdx.x, g);
+  const TileCoord o = swizzled_tile<kTile>(blockIdx.x, g);
   const int tx = threadIdx.x % BN, ty = threadIdx.x / BN;
 
   // Who loads what: lanes run along the stride that is 1, whichever that is.

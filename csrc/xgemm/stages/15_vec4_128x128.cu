@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
   XGEMM_SHARED(As, float[BK][BM + kTile.pad_a]);
   XGEMM_SHARED(Bs, float[BK][BN + kTile.pad_b]);
   const Gemm g = batch.at(blockIdx.z);
-  const Origin o = raster<kTile>(blockIdx.x, g);
+  const TileCoord o = swizzled_tile<kTile>(blockIdx.x, g);
   const int tx = threadIdx.x % kColumns * W, ty = threadIdx.x / kColumns * W;
 
   Loader<kTile.threads(), BM, BK, W, kA> a(g.a, o.i, g.m, g.k, kPadA);

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kTile.threads(), kTile.min_blocks) kernel(cons
   XGEMM_SHARED(As, float[BK][BM + kTile.pad_a]);
   XGEMM_SHARED(Bs, float[BK][BN + kTile.pad_b]);
   const Gemm g = batch.at(blockIdx.z);
-  const Origin o = raster<kTile>(blockIdx.x, g);
+  const TileCoord o = swizzled_tile<kTile>(blockIdx.x, g);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int ty = warp / (BN / WN) * WM + lane_row(lane) * W;
   const int tx = warp % (BN / WN) * WN + lane_column(lane) * W;

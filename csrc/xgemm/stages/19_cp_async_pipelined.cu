@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   constexpr Tile T = kTiles[kRow];
   XGEMM_SHARED_DYNAMIC(ring, Ring<T>);
   const Gemm g = batch.at(blockIdx.z);
-  multiply_pipelined<T, kA, kB>(ring, g, raster<T>(blockIdx.x, g));
+  multiply_pipelined<T, kA, kB>(ring, g, swizzled_tile<T>(blockIdx.x, g));
 }
 
 template <int... kRow>

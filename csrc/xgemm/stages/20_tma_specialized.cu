@@ -14,15 +14,16 @@ namespace xgemm::XGEMM_FLAVOUR::tma_specialized {
 template <int kRow, bool kA, bool kB, bool kShared>  // whether tiles are shared out along K
 __global__ void __launch_bounds__(kSpecializedTiles[kRow].threads() + kProducers,
                                   kSpecializedTiles[kRow].min_blocks)
-    kernel(const __grid_constant__ std::conditional_t<kShared, RelayJob, TilesJob> job) {
+    kernel(const __grid_constant__ std::conditional_t<kShared, StreamKJob, TilesJob> job) {
   using Ring = SliceRing<kSpecializedTiles[kRow], kA, kB>;
   XGEMM_SHARED_DYNAMIC(ring, Ring);
-  multiply_pieces<kSpecializedTiles[kRow], kA, kB>(ring, job);
+  multiply_work_tiles<kSpecializedTiles[kRow], kA, kB>(ring, job);
 }
 
 size_t workspace(const Gemm& g, const Context& context) {
   const Tile& t = kSpecializedTiles[context.row];
-  return aligned_bytes(g, context) + plan_chain_relay(g, t, slice_count(g.k, t.BK), context).bytes;
+  return aligned_bytes(g, context) +
+         plan_chain_stream_k(g, t, slice_count(g.k, t.BK), context).bytes;
 }
 
 void run_tiles(const Gemm& g, const Context& context) {

@@ -1,4 +1,4 @@
-// FP32 accuracy from the tensor cores of sm_80 and later: each operand in two fp16 parts, three
+// FP32 accuracy from the tensor cores of sm_80 and later: each operand in two fp16 limbs, three
 // products by mma.sync, fed by cp.async.
 #include <algorithm>
 #include <iterator>
@@ -10,7 +10,7 @@
 
 namespace xgemm::XGEMM_FLAVOUR::mma_fp16x3 {
 
-constexpr Scheme S = kFp16x3;
+constexpr EmulationScheme S = kFp16x3;
 
 constexpr Tile kTiles[] = {
     mma_tile(S, 128, 128, 64, 4, 1, 140.f),
@@ -20,14 +20,14 @@ constexpr Tile kTiles[] = {
 
 struct Job {
   Gemm g;
-  Parts a, b;
+  Limbs a, b;
   RecomputeMap map;
   int64_t z = 0;  // the launch's first matrix
 };
 
 template <Tile T>
 struct Shared {
-  PartsRing<T> ring;
+  LimbRing<T> ring;
   TileScales<T.threads(), T.BM, T.BN> scales;
 };
 
@@ -41,9 +41,10 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   const int ty = warp / (T.BN / T.WN) * T.WM, tx = warp % (T.BN / T.WN) * T.WN;
 
   float sum[T.WM / 16][T.WN / 2] = {};
-  multiply_parts<S, T>(sum, shared.ring, job.a, job.b, z, raster<T>(blockIdx.x, job.g), ty, tx);
+  multiply_limbs<S, T>(sum, shared.ring, job.a, job.b, z, swizzled_tile<T>(blockIdx.x, job.g), ty,
+                       tx);
 
-  const Origin o = raster<T>(opaque(blockIdx.x), job.g);
+  const TileCoord o = swizzled_tile<T>(opaque(blockIdx.x), job.g);
   const Gemm g = job.g.at(z);
   const RowScale *rows = job.a.scales + job.a.first_row(z),
                  *columns = job.b.scales + job.b.first_row(z);
@@ -53,14 +54,14 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   const int column = tx + lane % 4 * 2;
   const uint32_t flags = scales.flags();
   const auto epilogue = [&](int i) {
-    return PartsEpilogue<S, T.WN / 8>{.g = g,
-                                      .rows = rows,
-                                      .columns = columns,
-                                      .i = o.i + ty + 16 * i + lane / 4,
-                                      .j = o.j + column,
-                                      .undo_rows = scales.rows + ty + 16 * i + lane / 4,
-                                      .undo_columns = scales.columns + column,
-                                      .flags = flags};
+    return EmulatedEpilogue<S, T.WN / 8>{.g = g,
+                                         .rows = rows,
+                                         .columns = columns,
+                                         .i = o.i + ty + 16 * i + lane / 4,
+                                         .j = o.j + column,
+                                         .undo_rows = scales.rows + ty + 16 * i + lane / 4,
+                                         .undo_columns = scales.columns + column,
+                                         .flags = flags};
   };
   const PairLoop<T.threads(), T.BM, T.BN> pairs{.g = g,
                                                 .rows = rows,
@@ -94,19 +95,19 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
     pairs.store_given(scales.given_rows);
 }
 
-constexpr int kCluster = 1;  // of the split: sm_80 has none
+constexpr int kCluster = 1;  // of the decomposition: sm_80 has none
 
-RecomputePlan plan_room(const Gemm& g, const SplitPlan& plan, const Context& context) {
+RecomputePlan plan_room(const Gemm& g, const DecomposePlan& plan, const Context& context) {
   return plan_recompute(g, kTiles[context.row].BN, plan.bytes, 0, 0, context);
 }
 
 size_t workspace(const Gemm& g, const Context& context) {
-  return plan_room(g, plan_split(g, S.parts, nullptr, context.packed_b), context).bytes;
+  return plan_room(g, plan_decompose(g, S.limbs, nullptr, context.packed_b), context).bytes;
 }
 
 template <int... kRow>
 void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...>) {
-  static_assert(((sizeof(PartsRing<kTiles[kRow]>) == kTiles[kRow].smem()) && ...));
+  static_assert(((sizeof(LimbRing<kTiles[kRow]>) == kTiles[kRow].smem()) && ...));
   constexpr void (*kernels[])(Job) = {kernel<kRow>...};
   constexpr size_t smem[] = {sizeof(Shared<kTiles[kRow]>)...};
   const Tile& t = kTiles[context.row];
@@ -123,9 +124,9 @@ void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...
 }
 
 void run(const Gemm& g, const Context& context) {
-  const SplitPlan plan = plan_split(g, S.parts, context.workspace, context.packed_b);
+  const DecomposePlan plan = plan_decompose(g, S.limbs, context.workspace, context.packed_b);
   const RecomputePlan room = plan_room(g, plan, context);
-  split<S, kCluster>(g, plan, context, room.clear);
+  decompose<S, kCluster>(g, plan, context, room.clear);
   run_row({.g = g, .a = plan.a, .b = plan.b, .map = room.job.map}, context,
           std::make_integer_sequence<int, std::size(kTiles)>());
   kTiles[context.row].BN == 128 ? launch_recompute<128>(room.job, context)
@@ -135,13 +136,13 @@ void run(const Gemm& g, const Context& context) {
 static const Register stage(
     kFlavour, {.name = "mma_fp16x3",
                .rung = 21,
-               .idea = "operands in two fp16 parts, three products by mma.sync, added up in FP32",
+               .idea = "operands in two fp16 limbs, three products by mma.sync, added up in FP32",
                .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
                .strict = false,
                .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
-               .refuse = too_deep_to_split,
+               .refuse = too_deep_to_decompose,
                .workspace = workspace,
                .packed_bytes = packed_bytes,
                .pack = pack<kCluster>,

@@ -1,5 +1,5 @@
-// FP32 accuracy from fp16 tensor cores: each operand in two parts, three products by wgmma, fed by
-// TMA. Results that two parts cannot give are made anew by FP32 operations, without asking the
+// FP32 accuracy from fp16 tensor cores: each operand in two limbs, three products by wgmma, fed by
+// TMA. Results that two limbs cannot give are made anew by FP32 operations, without asking the
 // host.
 
 // arch: sm_90a
@@ -15,7 +15,7 @@ constexpr Tile kTiles[] = {
     wgmma_tile(kFp16x3, 128, 1, 7, 205.f),
     wgmma_tile(kFp16x3, 64, 1, 8, 165.f),
 };
-constexpr int kCluster = 8;  // of the split
+constexpr int kCluster = 8;  // of the decomposition
 
 size_t workspace(const Gemm& g, const Context& context) {
   return wgmma_workspace(kFp16x3, kTiles[context.row], g, context);
@@ -33,7 +33,7 @@ static const Register stage(
     kFlavour,
     {.name = "wgmma_fp16x3",
      .rung = 22,
-     .idea = "operands in two fp16 parts, three tensor-core products, short sums rounded in FP32",
+     .idea = "operands in two fp16 limbs, three tensor-core products, short sums rounded in FP32",
      .source = "this project",
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .min_sm = 90,

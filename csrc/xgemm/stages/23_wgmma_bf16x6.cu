@@ -1,4 +1,4 @@
-// The same from bf16 tensor cores: three parts hold all of a float's bits and nearly all of its
+// The same from bf16 tensor cores: three limbs hold all of a float's bits and nearly all of its
 // range; six products.
 
 // arch: sm_90a
@@ -14,7 +14,7 @@ constexpr Tile kTiles[] = {
     wgmma_tile(kBf16x6, 128, 1, 4, 105.f),
     wgmma_tile(kBf16x6, 64, 1, 6, 95.f),
 };
-constexpr int kCluster = 8;  // of the split
+constexpr int kCluster = 8;  // of the decomposition
 
 size_t workspace(const Gemm& g, const Context& context) {
   return wgmma_workspace(kBf16x6, kTiles[context.row], g, context);
@@ -31,7 +31,7 @@ void run(const Gemm& g, const Context& context) {
 static const Register stage(
     kFlavour, {.name = "wgmma_bf16x6",
                .rung = 23,
-               .idea = "operands in three bf16 parts, six tensor-core products: the range of FP32",
+               .idea = "operands in three bf16 limbs, six tensor-core products: the range of FP32",
                .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 90,

@@ -1,5 +1,5 @@
-// Narrow and deep products on tensor cores: operands are split into bf16 parts in registers, on
-// their way, read once and nowhere written, and K is shared out among blocks.
+// Narrow and deep products on tensor cores: operands are decomposed into bf16 limbs in registers,
+// on their way, read once and nowhere written, and K is shared out among blocks.
 
 // arch: sm_90a
 
@@ -20,9 +20,9 @@ constexpr Tile tile(int BM, float rate) {
           .TN = 2,
           .buffers = kNarrowBuffers,
           .a_rows = BM,
-          .element_bytes = 2 * kNarrowScheme.parts,
+          .element_bytes = 2 * kNarrowScheme.limbs,
           .b_in_registers = true,
-          .producers = kSplitters + kLoaders,
+          .producers = kTransformThreads + kProducerThreads,
           .extra = kSlicesAhead * (BM + kLong) * kSliceK * 4,
           .rate = rate};
 }
@@ -34,27 +34,27 @@ constexpr Tile kTiles[] = {tile(8, 18.f), tile(16, 32.f), tile(32, 49.f), tile(6
 enum Finish : int { kHere, kInCluster, kAfter };
 
 template <int kRow, bool kA, bool kB, int kFinish>
-__global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constant__ ShareJob job) {
+__global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constant__ SplitKJob job) {
   constexpr int BM = kTiles[kRow].BM;
   XGEMM_SHARED_DYNAMIC(ring, NarrowRing<BM, kA, kB>);
   const Gemm g = job.g.at(blockIdx.z);
   const auto shares = static_cast<unsigned>(job.shares);
   const unsigned tile = blockIdx.x / shares, share = blockIdx.x % shares;
   const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
-  const auto origin = [&] { return origin_of(job, tile, BM); };
+  const auto origin = [&] { return tile_coord(job, tile, BM); };
   ring.init(NarrowLoad{job}.arrivals());
   take_turn();
-  if (threadIdx.x >= kShareThreads) {
-    registers_down<kSplitterRegisters>();
-    if (threadIdx.x < kShareThreads + kSplitters) split_rows(ring, k0, k1);
+  if (threadIdx.x >= kConsumerThreads) {
+    registers_down<kTransformRegisters>();
+    if (threadIdx.x < kConsumerThreads + kTransformThreads) transform_rows(ring, k0, k1);
     else NarrowLoad{job}.run(ring, g, origin(), k0, k1);
   } else {
     registers_up<kNarrowRegisters>();
     float sum[kNarrowSums<BM>] = {};
     Reach reach;
-    multiply_share(sum, reach, ring, k0, k1);
+    multiply_slices(sum, reach, ring, k0, k1);
     ring.tell(reach);
-    named_barrier(1, kShareThreads);  // all have, and are done with the ring
+    named_barrier(1, kConsumerThreads);  // all have, and are done with the ring
     const uint32_t range = ring.range();
     if constexpr (kFinish == kHere) {
       store_sums<BM>(ring.sums(), g, origin(), sum, range);
@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constan
 
 // Where there are too many shares for a cluster.
 template <int kRow>
-__global__ void __launch_bounds__(kShareThreads) add(const ShareJob job, int parts) {
+__global__ void __launch_bounds__(kConsumerThreads) add(const SplitKJob job, int parts) {
   wait_for_launch_before();
   finish_tile<kTiles[kRow].BM>(job, job.g.at(blockIdx.z), blockIdx.x / static_cast<unsigned>(parts),
                                static_cast<int>(blockIdx.x) % parts);
 }
 
 size_t workspace(const Gemm& g, const Context& context) {
-  return plan_shares(g, kTiles[context.row], nullptr).bytes;
+  return plan_split_k(g, kTiles[context.row], nullptr).bytes;
 }
 
 template <int kRow>
@@ -89,17 +89,17 @@ void run_row(const Gemm& all, const Context& context) {
   constexpr Tile T = kTiles[kRow];
   constexpr size_t kRing = sizeof(NarrowRing<T.BM, true, true>);  // with its mbarriers
   static_assert((kRing - 1) / 1024 == T.smem() / 1024);
-  ShareJob job = plan_shares(all, T, context.workspace).job;
+  SplitKJob job = plan_split_k(all, T, context.workspace).job;
   const Gemm g = job.g;
   const Finish finish = job.shares == 1 ? kHere : job.cluster ? kInCluster : kAfter;
-  constexpr int kParts = T.BM * T.BN / kShareThreads / 4;  // four elements a thread
+  constexpr int kParts = T.BM * T.BN / kConsumerThreads / 4;  // four elements a thread
   if (job.tiles * std::max<int64_t>(job.shares, kParts) > kMaxGridX)
     throw std::invalid_argument("wgmma_narrow: over 2^31 - 1 blocks");
   for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
     job.g = g.at(z);
     job.g.batch = std::min(g.batch - z, kMaxGridZ);
     const auto matrices = static_cast<unsigned>(job.g.batch);
-    void (*const kernel_of_job)(ShareJob) = by_major(
+    void (*const kernel_of_job)(SplitKJob) = by_major(
         [&](auto a, auto b) {
           job.see<T.BM, a(), b()>();
           return finish == kHere        ? kernel<kRow, a(), b(), kHere>
@@ -117,7 +117,7 @@ void run_row(const Gemm& all, const Context& context) {
     if (finish == kAfter)
       launch(add<kRow>,
              {.grid = dim3(static_cast<unsigned>(job.tiles * kParts), 1, matrices),
-              .block = dim3(kShareThreads),
+              .block = dim3(kConsumerThreads),
               .dependent = true},
              context, job, kParts);
   }
@@ -131,17 +131,18 @@ void run(const Gemm& g, const Context& context) {
 }
 
 static const Register stage(
-    kFlavour, {.name = "wgmma_narrow",
-               .rung = 25,
-               .idea = "narrow and deep: split in registers on the way, K shared out among blocks",
-               .source = "this project",
-               .tiles = {std::begin(kTiles), std::end(kTiles)},
-               .min_sm = 90,
-               .max_sm = 90,
-               .strict = false,
-               .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-               .turns = has_more_rows,
-               .workspace = workspace,
-               .run = run});
+    kFlavour,
+    {.name = "wgmma_narrow",
+     .rung = 25,
+     .idea = "narrow and deep: decomposed in registers on the way, K shared out among blocks",
+     .source = "this project",
+     .tiles = {std::begin(kTiles), std::end(kTiles)},
+     .min_sm = 90,
+     .max_sm = 90,
+     .strict = false,
+     .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
+     .turns = has_more_rows,
+     .workspace = workspace,
+     .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow

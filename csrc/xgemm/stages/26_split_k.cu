@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   if constexpr (kHere) {
     const auto shares = static_cast<unsigned>(job.shares);
     const Gemm chain = job.share(blockIdx.z, cluster_rank());
-    const Origin o = raster<T>(blockIdx.x / shares, chain);
+    const TileCoord o = swizzled_tile<T>(blockIdx.x / shares, chain);
     using Sums = SharedSums<T.BM, T.BN>;
     static_assert(sizeof(Sums) <= sizeof ring);
     Sums& sums = *reinterpret_cast<Sums*>(&ring);
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
     cluster_sync(Relaxed());  // nobody reads this block's any more
   } else {
     const Gemm chain = job.share(blockIdx.z, blockIdx.y);
-    multiply_pipelined<T, kA, kB>(ring, chain, raster<T>(blockIdx.x, chain));
+    multiply_pipelined<T, kA, kB>(ring, chain, swizzled_tile<T>(blockIdx.x, chain));
   }
 }
 
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kAddThreads) add(const ChainJob job) {
 __global__ void __launch_bounds__(kTiles[kInTurn].threads(), kTiles[kInTurn].min_blocks)
     in_turn(const Gemm batch) {
   const Gemm g = batch.at(blockIdx.z);
-  const Origin o = raster<kTiles[kInTurn]>(blockIdx.x, g);
+  const TileCoord o = swizzled_tile<kTiles[kInTurn]>(blockIdx.x, g);
   chains_in_turn(g, o.i + threadIdx.y, o.j + threadIdx.x);
 }
 
@@ -81,7 +81,7 @@ struct Plan : ChainPlan {
       : ChainPlan{.job = chain_job(turns(g, kTiles[context.row]) ? transposed(g) : g)} {
     const Tile& t = kTiles[context.row];
     const int64_t shares = job.shares, blocks = tile_count(job.g, t.BM, t.BN) * shares * g.batch;
-    here = shares > 1 && shares <= kClusterShares && may_depend(context.device) &&
+    here = shares > 1 && shares <= kClusterSlices && may_depend(context.device) &&
            ceil_div(blocks, cluster_room(shares)) == ceil_div(blocks, kSms);
     if (!here) bytes = place_chains(job, workspace);
   }

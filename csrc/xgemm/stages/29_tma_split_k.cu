@@ -18,7 +18,7 @@ struct ChainsJob : FetchJob {
   uint32_t units = 1;  // of a matrix
   int each = 1;  // slices of a chain, of the last at most
 
-  __device__ __forceinline__ bool piece(uint32_t step, Piece& p) const {
+  __device__ __forceinline__ bool work_tile(uint32_t step, WorkTile& p) const {
     const uint32_t unit = blockIdx.x + step * gridDim.x;
     if (unit >= units) return false;
     const int first = static_cast<int>(unit / tiles) * each;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kSpecializedTiles[kRow].threads() + kProducers
     kernel(const __grid_constant__ ChainsJob job) {
   using Ring = SliceRing<kSpecializedTiles[kRow], kA, kB>;
   XGEMM_SHARED_DYNAMIC(ring, Ring);
-  multiply_pieces<kSpecializedTiles[kRow], kA, kB>(ring, job);
+  multiply_work_tiles<kSpecializedTiles[kRow], kA, kB>(ring, job);
 }
 
 template <int kWidth>
@@ -53,7 +53,7 @@ size_t workspace(const Gemm& g, const Context& context) {
 template <int kRow, bool kA, bool kB>
 void launch_row(const Gemm& g, const Context& context) {
   constexpr Tile T = kSpecializedTiles[kRow];
-  static_assert(kShareStep % T.BK == 0);
+  static_assert(kSplitKStep % T.BK == 0);
   ChainJob all = plan_chains(g, context.workspace).job;
   all.g.as_one = false;  // nobody looks at how far chains reach
   const int64_t units = tile_count(g, T.BM, T.BN) * all.shares;

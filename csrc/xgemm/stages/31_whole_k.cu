@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   if constexpr (kRow < kFirstWalk) {
     const Gemm g = batch.at(blockIdx.z);
     multiply_whole_k<T, kA, kB>(ring, g,
-                                raster<uint32_t>(blockIdx.x, g.m, g.n, T.BM, T.BN, T.group));
+                                swizzled_tile<uint32_t>(blockIdx.x, g.m, g.n, T.BM, T.BN, T.group));
   } else {
     multiply_batch<T, kA, kB>(ring, batch);
   }

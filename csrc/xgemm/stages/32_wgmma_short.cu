@@ -1,5 +1,5 @@
-// With a short K a product is a matter of writing D, if tensor cores make it: operands are split
-// into bf16 parts on their way, and D is stored while the next tile is multiplied.
+// With a short K a product is a matter of writing D, if tensor cores make it: operands are
+// decomposed into bf16 limbs on their way, and D is stored while the next tile is multiplied.
 
 // arch: sm_90a
 
@@ -9,7 +9,7 @@
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_short {
 
-// Of B, `buffers` slices are there in parts, of A kShortStay.
+// Of B, `buffers` slices are there in limbs, of A kShortStay.
 constexpr Tile tile(int BM, int BN, int buffers, float rate) {
   return {.BM = BM,
           .BN = BN,
@@ -20,11 +20,11 @@ constexpr Tile tile(int BM, int BN, int buffers, float rate) {
           .TN = BN / 4,
           .buffers = buffers,
           .a_rows = BM,
-          .element_bytes = 2 * kShortScheme.parts,
-          .producers = kSplitters + kStorers,
+          .element_bytes = 2 * kShortScheme.limbs,
+          .producers = kTransformThreads + kStorers,
           .extra = kShortAhead * BM * kSliceK * 4 +
                    BM / 64 * static_cast<int>(sizeof(ShortSums<128>::d)) -
-                   (buffers - kShortStay) * BM * kSliceK * 2 * kShortScheme.parts,
+                   (buffers - kShortStay) * BM * kSliceK * 2 * kShortScheme.limbs,
           .rate = rate};
 }
 constexpr Tile kTiles[] = {tile(128, 128, 3, 60.f)};
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(threads(kTiles[kRow]), 1)
     multiply_tiles(ring, job);
   } else {
     registers_down<kShortOthers>();
-    if (threadIdx.x < T.threads() + kSplitters) split_tiles(ring, job);
+    if (threadIdx.x < T.threads() + kTransformThreads) transform_tiles(ring, job);
     else store_tiles(ring, job);
   }
 }
@@ -67,8 +67,8 @@ void run_row(const Gemm& all, const Context& context) {
                .extra = static_cast<uint32_t>(tiles * g.batch % blocks)};
   void (*const kernel_of_job)(ShortJob) = by_major(
       [&](auto a, auto b) {
-        job.a = RawLoader<kSplitters, T.BM, a()>::map(g.a, g.m, g.k, g.batch);
-        job.b = RawLoader<kSplitters, T.BN, b()>::map(g.b.transposed(), g.n, g.k, g.batch);
+        job.a = RawLoader<kTransformThreads, T.BM, a()>::map(g.a, g.m, g.k, g.batch);
+        job.b = RawLoader<kTransformThreads, T.BN, b()>::map(g.b.transposed(), g.n, g.k, g.batch);
         return kernel<kRow, a(), b()>;
       },
       g);
@@ -87,15 +87,16 @@ void run(const Gemm& g, const Context& context) {
 }
 
 static const Register stage(
-    kFlavour, {.name = "wgmma_short",
-               .rung = 32,
-               .idea = "a short K on tensor cores: split on the way, stored behind the next tile",
-               .source = "this project",
-               .tiles = {std::begin(kTiles), std::end(kTiles)},
-               .min_sm = 90,
-               .max_sm = 90,
-               .strict = false,
-               .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-               .run = run});
+    kFlavour,
+    {.name = "wgmma_short",
+     .rung = 32,
+     .idea = "a short K on tensor cores: decomposed on the way, stored behind the next tile",
+     .source = "this project",
+     .tiles = {std::begin(kTiles), std::end(kTiles)},
+     .min_sm = 90,
+     .max_sm = 90,
+     .strict = false,
+     .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
+     .run = run});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_short

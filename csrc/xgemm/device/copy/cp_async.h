@@ -132,7 +132,7 @@ struct AsyncCopies {
   AsyncLoader<T.threads(), T.BN, T.BK, T.BN + T.pad_b, kParts, kB> b;
   int whole;  // slices without an edge in either operand
 
-  __device__ AsyncCopies(const Gemm& g, const Origin& o)
+  __device__ AsyncCopies(const Gemm& g, const TileCoord& o)
       : a(g.a, o.i, g.m, g.k, threadIdx.x),
         b(g.b.transposed(), o.j, g.n, g.k, threadIdx.x),
         whole(a.whole < b.whole ? a.whole : b.whole) {}
@@ -143,7 +143,7 @@ struct AsyncCopies {
   // Issues part `number` of a slice into a buffer of the ring. kPlain: the slice is known to be
   // whole, and all copies are the widest that their layout has.
   template <bool kPlain>
-  __device__ __forceinline__ void part(Ring<T>& ring, const Gemm& g, const Origin& o, int slice,
+  __device__ __forceinline__ void part(Ring<T>& ring, const Gemm& g, const TileCoord& o, int slice,
                                        int buffer, int number) {
     const Smem to_a = Smem(&ring.a[buffer][0][0]) + (a.place + number * a.kPart);
     const Smem to_b = Smem(&ring.b[buffer][0][0]) + (b.place + number * b.kPart);

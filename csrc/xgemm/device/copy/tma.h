@@ -10,8 +10,6 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-constexpr int kSliceK = 32;  // of k, a slice
-
 // kL rows by kSliceK of k. kAlongK: the way in which the operand is contiguous; along k a box is
 // all of a slice, else the slice is boxes of at most 32 rows, k by k. Lines of 64 or 128 bytes are
 // swizzled.

@@ -115,7 +115,7 @@ CHAINS = {
     if s.strict and not s.splits and any(t.producers for t in s.tiles)
 }
 FEW = 3  # multiprocessors
-DEEP = 620  # K that is worth a relay, for all rows
+DEEP = 620  # K that stream-K is worth, for all rows
 
 on_every_chain = pytest.mark.parametrize(
     "stage, row", [(name, row) for name, stage in CHAINS.items() for row in range(len(stage.tiles))]

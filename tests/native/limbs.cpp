@@ -1,4 +1,4 @@
-// What the split says of rows, when their products may stand, and where parts lie:
+// What the decomposition says of rows, when their products may stand, and where limbs lie:
 // decompose_rows.h, certificate.h, limbs.h.
 #include <cmath>
 #include <cstdint>
@@ -14,19 +14,19 @@
 namespace xgemm {
 namespace {
 
-constexpr Scheme kSchemes[] = {kFp16x3, kBf16x6};
+constexpr EmulationScheme kSchemes[] = {kFp16x3, kBf16x6};
 
-std::string name_of(const Scheme& s) { return s.type == Half::fp16 ? "fp16x3" : "bf16x6"; }
+std::string name_of(const EmulationScheme& s) { return s.type == Half::fp16 ? "fp16x3" : "bf16x6"; }
 
-// A row as the split sees it: its scale, and what its parts hold of each t.
-struct SplitRow {
+// A row as the decomposition sees it: its scale, and what its limbs hold of each t.
+struct DecomposedRow {
   RowScale scale;
-  std::vector<double> t, parts;
+  std::vector<double> t, limbs;
 };
 
-template <Scheme S>
-SplitRow split_row(const std::vector<float>& x, int top = kMostTop) {
-  SplitRow row;
+template <EmulationScheme S>
+DecomposedRow decompose_row(const std::vector<float>& x, int top = kMostTop) {
+  DecomposedRow row;
   const auto k = static_cast<int64_t>(x.size());
   uint32_t largest = 0;
   for (const float each : x) largest = max_of(largest, finite_magnitude(each));
@@ -46,39 +46,39 @@ SplitRow split_row(const std::vector<float>& x, int top = kMostTop) {
     const double t = std::ldexp(static_cast<double>(each), exponent);
     auto rest = static_cast<float>(t);
     double held = 0, scale = 1;
-    for (int part = 0; part < S.parts; ++part, scale *= static_cast<double>(S.lo_scale)) {
+    for (int limb = 0; limb < S.limbs; ++limb, scale *= static_cast<double>(S.lo_scale)) {
       float x0, x1;
       unpack_half2<S.type>(pack_half2<S.type>(rest, 0.f), x0, x1);
       held += static_cast<double>(x0) / scale;
       rest = (rest - x0) * S.lo_scale;
     }
-    row.t.push_back(t), row.parts.push_back(held);
+    row.t.push_back(t), row.limbs.push_back(held);
   }
   return row;
 }
 
 // Elements that are not tiny lose 2^-23 of themselves at most (fp16x3), or nothing; tiny ones what
-// Scheme::lost is the standard deviation of, within a factor.
-template <Scheme S>
-void test_what_parts_hold() {
+// EmulationScheme::lost is the standard deviation of, within a factor.
+template <EmulationScheme S>
+void test_what_limbs_hold() {
   for (float least = 0x1p-149f; least < 0x1p14f; least *= 2)
     for (int step = 0; step < 512; ++step) {
       const float x = least * (1.f + static_cast<float>(step * 16381) * 0x1p-23f);
-      const SplitRow row = split_row<S>({0x1p14f, x});
-      const double lost = std::fabs(row.parts[1] - row.t[1]), size = std::fabs(row.t[1]);
+      const DecomposedRow row = decompose_row<S>({0x1p14f, x});
+      const double lost = std::fabs(row.limbs[1] - row.t[1]), size = std::fabs(row.t[1]);
       const double allowed = size < static_cast<double>(S.tiny)
                                  ? 2 * static_cast<double>(S.lost)
                                  : (S.type == Half::fp16 ? 0x1p-23 : 0.0) * size;
-      if (lost > allowed) return expect(false, name_of(S) + ": a part is lost");
+      if (lost > allowed) return expect(false, name_of(S) + ": a limb is lost");
       const bool lossy = row.scale.flags & kLossy;
       if (lossy != (size < static_cast<double>(S.tiny)))
         return expect(false, name_of(S) + ": tiny elements are told");
     }
 }
 
-// Where the certificate lets parts stand, they are right: rows of every kind against columns of
-// every kind, exact products of parts beside exact products. Adding up is not in it.
-template <Scheme S>
+// Where the certificate lets limbs stand, they are right: rows of every kind against columns of
+// every kind, exact products of limbs beside exact products. Adding up is not in it.
+template <EmulationScheme S>
 void test_what_stands_is_right() {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
@@ -103,11 +103,11 @@ void test_what_stands_is_right() {
     for (int kind_b = 0; kind_b < 7; ++kind_b)
       for (const int64_t k : {2, 17, 200, 700})
         for (int repeat = 0; repeat < 40; ++repeat) {
-          const SplitRow a = split_row<S>(draw(kind_a, k, 1));
-          const SplitRow b = split_row<S>(draw(kind_b, k, -1), repeat % 2 ? 12 : kMostTop);
+          const DecomposedRow a = decompose_row<S>(draw(kind_a, k, 1));
+          const DecomposedRow b = decompose_row<S>(draw(kind_b, k, -1), repeat % 2 ? 12 : kMostTop);
           double exact = 0, size = 0, got = 0;
           for (size_t i = 0; i < a.t.size(); ++i) {
-            exact += a.t[i] * b.t[i], got += a.parts[i] * b.parts[i];
+            exact += a.t[i] * b.t[i], got += a.limbs[i] * b.limbs[i];
             size += std::fabs(a.t[i] * b.t[i]);
           }
           const Fate fate = fate_of(S, a.scale, b.scale, static_cast<float>(got));
@@ -133,20 +133,20 @@ void test_norms() {
   for (const int64_t k : {1, 2, 3, 31, 1000, 70000}) {
     std::vector<float> x(static_cast<size_t>(k));
     for (float& each : x) each = normal(random);
-    const SplitRow row = split_row<kFp16x3>(x);
+    const DecomposedRow row = decompose_row<kFp16x3>(x);
     double squares = 0;
     for (const double t : row.t) squares += t * t;
     const double norm = std::sqrt(squares);
     expect(row.scale.norm >= norm && row.scale.norm <= 1.05 * norm, "a norm");
   }
   const float infinity = std::numeric_limits<float>::infinity();
-  expect(split_row<kFp16x3>({infinity, std::nanf("")}).scale.norm == 0.f, "no norm");
+  expect(decompose_row<kFp16x3>({infinity, std::nanf("")}).scale.norm == 0.f, "no norm");
 }
 
 // What a row is found to be, and what becomes of its products.
 void test_flags() {
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
-  const auto of = [](const std::vector<float>& x) { return split_row<kFp16x3>(x).scale; };
+  const auto of = [](const std::vector<float>& x) { return decompose_row<kFp16x3>(x).scale; };
   const RowScale plain = of({1.f, 2.f}), zero = of({0.f, -0.f, 0.f}), one = of({0.f, 0.f, 5.f});
   const RowScale inf = of({1.f, -infinity}), infs = of({infinity, 1.f, infinity});
   const RowScale not_a_number = of({nan, infinity}), lossy = of({1.f, 0x1p-40f});
@@ -203,23 +203,24 @@ Gemm problem_of(int64_t m, int64_t n, int64_t k, int64_t batch, bool shared_a, b
 // Everything has room of its own in the workspace, at addresses as TMA wants them.
 void test_places() {
   const auto* const start = reinterpret_cast<char*>(uintptr_t{1} << 20);
-  for (int parts : {2, 3})
+  for (int limbs : {2, 3})
     for (int64_t m : {1, 31, 1000})
       for (int64_t n : {1, 64, 777})
         for (int64_t k : {0, 1, 32, 33, 4097})
           for (int64_t batch : {1, 3})
             for (int shared = 0; shared < 4; ++shared) {
               const Gemm g = problem_of(m, n, k, batch, shared & 1, shared & 2);
-              const SplitPlan plan = plan_split(g, parts, const_cast<char*>(start));
+              const DecomposePlan plan = plan_decompose(g, limbs, const_cast<char*>(start));
               const int64_t matrices[] = {batch > 1 && !(shared & 1) ? batch : 1,
                                           batch > 1 && !(shared & 2) ? batch : 1};
               expect(plan.a.matrices == matrices[0] && plan.b.matrices == matrices[1],
-                     "what is shared by a batch is split once");
+                     "what is shared by a batch is decomposed once");
               expect(plan.a.rows == m && plan.b.rows == n, "rows of A, columns of B");
-              expect(plan.a.blocks == plan.b.blocks && plan.a.blocks * kSplitK >= k &&
-                         (plan.a.blocks - 1) * kSplitK < std::max<int64_t>(k, 1),
+              expect(plan.a.blocks == plan.b.blocks && plan.a.blocks * kSliceK >= k &&
+                         (plan.a.blocks - 1) * kSliceK < std::max<int64_t>(k, 1),
                      "as many blocks as k fills");
-              expect(plan_split(g, parts, nullptr).bytes == plan.bytes, "a plan before its place");
+              expect(plan_decompose(g, limbs, nullptr).bytes == plan.bytes,
+                     "a plan before its place");
               struct Range {
                 const char *first, *last;
               };
@@ -228,10 +229,10 @@ void test_places() {
                 const auto* const first = static_cast<const char*>(p);
                 ranges.push_back({first, first + bytes});
               };
-              for (const Parts* p : {&plan.a, &plan.b}) {
+              for (const Limbs* p : {&plan.a, &plan.b}) {
                 const int64_t rows = p->rows * p->matrices;
                 expect(reinterpret_cast<uintptr_t>(p->data) % 128 == 0, "TMA's alignment");
-                add(p->data, rows * p->row_bytes(parts));
+                add(p->data, rows * p->row_bytes(limbs));
                 add(p->scales, rows * static_cast<int64_t>(sizeof(RowScale)));
                 expect(p->first_row(batch - 1) + p->rows <= rows, "the last matrix has its rows");
               }
@@ -245,8 +246,8 @@ void test_places() {
             }
 }
 
-// A B that is kept has its parts where they were packed, and leaves its room in the workspace.
-void test_kept_parts() {
+// A B that is kept has its limbs where they were packed, and leaves its room in the workspace.
+void test_kept_limbs() {
   auto* const packed = reinterpret_cast<char*>(uintptr_t{1} << 30);
   for (int64_t m : {0, 1, 1000})
     for (int64_t n : {1, 777})
@@ -254,35 +255,35 @@ void test_kept_parts() {
         for (int64_t batch : {1, 3}) {
           const Gemm g = problem_of(m, n, k, batch, false, true);
           const PackedB b = plan_packed(g, packed);
-          const SplitPlan whole = plan_split(g, kFp16x3.parts, nullptr);
-          const SplitPlan kept = plan_split(g, kFp16x3.parts, nullptr, packed);
+          const DecomposePlan whole = plan_decompose(g, kFp16x3.limbs, nullptr);
+          const DecomposePlan kept = plan_decompose(g, kFp16x3.limbs, nullptr, packed);
           expect(!whole.b_is_kept && kept.b_is_kept, "it says so");
-          expect(kept.b.data == b.parts.data && kept.b.scales == b.parts.scales &&
+          expect(kept.b.data == b.limbs.data && kept.b.scales == b.limbs.scales &&
                      kept.b.rows == n && kept.b.blocks == kept.a.blocks && kept.b.matrices == 1,
                  "all of the batch takes the one B");
-          const auto parts = static_cast<size_t>(n * kept.b.row_bytes(kFp16x3.parts));
-          expect(whole.bytes >= kept.bytes + parts, "no room for what is kept");
+          const auto limbs = static_cast<size_t>(n * kept.b.row_bytes(kFp16x3.limbs));
+          expect(whole.bytes >= kept.bytes + limbs, "no room for what is kept");
           const auto place = [&](const void* p) {
             return static_cast<size_t>(static_cast<const char*>(p) - packed);
           };
-          expect(place(b.parts.scales) >= place(b.parts.data) + parts &&
-                     b.bytes >= place(b.parts.scales) + sizeof(RowScale) * n,
+          expect(place(b.limbs.scales) >= place(b.limbs.data) + limbs &&
+                     b.bytes >= place(b.limbs.scales) + sizeof(RowScale) * n,
                  "each has room of its own");
         }
 }
 
 }  // namespace
 
-void test_split() {
-  test_what_parts_hold<kFp16x3>();
-  test_what_parts_hold<kBf16x6>();
+void test_decompose() {
+  test_what_limbs_hold<kFp16x3>();
+  test_what_limbs_hold<kBf16x6>();
   test_what_stands_is_right<kFp16x3>();
   test_what_stands_is_right<kBf16x6>();
   test_norms();
   test_flags();
   test_overflow();
   test_places();
-  test_kept_parts();
+  test_kept_limbs();
 }
 
 }  // namespace xgemm

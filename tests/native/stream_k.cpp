@@ -11,13 +11,13 @@ namespace xgemm {
 namespace {
 
 // What is wrong with the walks of all clusters, in words; nothing: "".
-std::string fault_of(const Relay& r) {
+std::string fault_of(const StreamK& r) {
   std::vector<std::vector<int64_t>> by(r.tiles, std::vector<int64_t>(r.blocks, -1));
   const int blocks = static_cast<int>(r.blocks);
   for (uint32_t c = 0; c < r.clusters; ++c) {
-    Piece p;
+    WorkTile p;
     uint32_t step = 0, gave = 0, owned = 0;
-    for (; r.piece(c, step, p); ++step) {
+    for (; r.work_tile(c, step, p); ++step) {
       if (p.tile >= r.tiles || p.first < 0 || p.first >= p.last || p.last > blocks)
         return "a piece that there is not";
       for (int k = p.first; k < p.last; ++k) {
@@ -27,7 +27,7 @@ std::string fault_of(const Relay& r) {
       }
       if (owned) return "work after a wait";
       if (p.last < blocks) {
-        if (step != r.rounds) return "sums handed over late";
+        if (step != r.waves) return "sums handed over late";
         ++gave;
         if (r.owner(p.tile) <= c || r.owner(p.tile) >= r.clusters) return "an owner before";
       } else if (p.first > 0) {
@@ -38,7 +38,7 @@ std::string fault_of(const Relay& r) {
     }
     if (step == 0) return "a cluster without work";
     if (gave > 1) return "two sums handed over";
-    if (r.piece(c, step + 1, p)) return "a piece after the last";
+    if (r.work_tile(c, step + 1, p)) return "a piece after the last";
   }
   for (uint32_t t = 0; t < r.tiles; ++t) {
     for (int64_t who : by[t])
@@ -53,12 +53,12 @@ std::string fault_of(const Relay& r) {
   return "";
 }
 
-int64_t longest(const Relay& r) {
+int64_t longest(const StreamK& r) {
   int64_t most = 0;
   for (uint32_t c = 0; c < r.clusters; ++c) {
-    Piece p;
+    WorkTile p;
     int64_t sum = 0;
-    for (uint32_t step = 0; r.piece(c, step, p); ++step) sum += p.last - p.first;
+    for (uint32_t step = 0; r.work_tile(c, step, p); ++step) sum += p.last - p.first;
     most = std::max(most, sum);
   }
   return most;
@@ -69,7 +69,7 @@ void test_walks() {
   for (int64_t clusters = 1; clusters <= 14; ++clusters)
     for (int64_t tiles = 1; tiles <= 44; ++tiles)
       for (int64_t blocks : {1, 2, 5, 6, 7, 8, 15, 16, 31, 64, 100, 333}) {
-        const Relay r = plan_relay(tiles, blocks, clusters);
+        const StreamK r = plan_stream_k(tiles, blocks, clusters);
         const auto name = [&] {
           return std::to_string(tiles) + " tiles of " + std::to_string(blocks) + " slices among " +
                  std::to_string(clusters) + " clusters: ";
@@ -78,9 +78,9 @@ void test_walks() {
         expect(fault.empty(), name() + fault);
         expect(r.clusters <= clusters, name() + "more clusters than there are");
         for (int64_t most = clusters; r.shared() && most <= clusters + 20; ++most)
-          expect(r.clusters <= relay_room(tiles, blocks, most), name() + "no room");
+          expect(r.clusters <= stream_k_room(tiles, blocks, most), name() + "no room");
         const int64_t alone = ceil_div(tiles, clusters) * blocks;
-        expect(r.shared() ? longest(r) + kHandOver < alone : longest(r) == alone,
+        expect(r.shared() ? longest(r) + kStorePartials < alone : longest(r) == alone,
                name() + "no gain");
         shared += r.shared() > 0;
       }
@@ -95,7 +95,7 @@ void test_chains() {
     for (int64_t tiles = 1; tiles <= 44; ++tiles)
       for (int64_t blocks : {1, 2, 5, 6, 7, 8, 15, 16, 31, 64, 100, 333})
         for (int64_t least : {1, 6, 12}) {
-          const Relay r = plan_cut_once(tiles, blocks, clusters, least);
+          const StreamK r = plan_cut_once(tiles, blocks, clusters, least);
           const std::string name = std::to_string(tiles) + " tiles of " + std::to_string(blocks) +
                                    " slices, begun by " + std::to_string(clusters) +
                                    " clusters, to save " + std::to_string(least) + ": ";
@@ -111,7 +111,7 @@ void test_chains() {
           expect(r.shared() ? gain >= least : gain == 0, name + "no gain");
           expect(!r.shared() || tiles > clusters, name + "a chain made side by side");
           // What is left whole would save little, or can't be cut once.
-          const Relay any = plan_relay(tiles, blocks, clusters);
+          const StreamK any = plan_stream_k(tiles, blocks, clusters);
           expect(r.shared() || !any.shared() || tiles < clusters || alone - longest(any) < least,
                  name + "left whole");
           shared += r.shared() > 0;
@@ -120,17 +120,17 @@ void test_chains() {
 }
 
 void test_deep_products() {
-  const Relay r = plan_relay(1, int64_t{1} << 15, 132);
+  const StreamK r = plan_stream_k(1, int64_t{1} << 15, 132);
   expect(r.clusters == 132 && r.share == 249, "all clusters share a tile");
-  const Relay few = plan_relay(1, 64, 132);
+  const StreamK few = plan_stream_k(1, 64, 132);
   expect(few.clusters == 8 && few.share == 8, "a share of 8 slices at least");
-  const Relay far = plan_relay(1, int64_t{1} << 40, 132);
+  const StreamK far = plan_stream_k(1, int64_t{1} << 40, 132);
   expect(far.shared() == 0, "a product that cannot be counted in 31 bits");
 }
 
 }  // namespace
 
-void test_relay() {
+void test_stream_k() {
   test_walks();
   test_chains();
   test_deep_products();
