@@ -48,7 +48,7 @@ HEADERS = {
     "wgmma_bf16x6": ("mainloop/emulated_wgmma.h",),
     "wgmma_narrow": (
         "mainloop/fused_emulated.h",
-        "device/copy/tma.h",
+        "device/copy/tma_slice.h",
         "emulation/register_limbs.h",
         "mainloop/fused_split_k.h",
         "epilogue/cluster_reduce.h",
@@ -60,11 +60,11 @@ HEADERS = {
         "mainloop/producer.h",
         "epilogue/split_k_chains.h",
     ),
-    "tma_gemv": ("mainloop/gemv_tma.h", "mainloop/gemv_teams.h", "device/copy/tma.h"),
+    "tma_gemv": ("mainloop/gemv_tma.h", "mainloop/gemv_teams.h", "device/copy/tma_slice.h"),
     "whole_k": ("mainloop/small_tile.h",),
     "wgmma_short": (
         "mainloop/fused_emulated_short_k.h",
-        "device/copy/tma.h",
+        "device/copy/tma_slice.h",
         "emulation/register_limbs.h",
     ),
 }

@@ -1,7 +1,8 @@
 // mbarriers: phases that end when so many arrivals and so many bytes of TMA have come. Their state
 // is kept beside the shared memory, whose 8 bytes stay NaN.
+#include "xgemm/device/ptx/mbarrier.h"
+
 #include "emulator/machine.h"
-#include "xgemm/device/ptx/hopper.h"
 
 namespace xgemm::simt {
 namespace {

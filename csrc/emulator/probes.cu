@@ -5,7 +5,7 @@
 
 #include "emulator/probes.h"
 #include "xgemm/device/launch.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/mbarrier.h"
 
 namespace xgemm::simt {
 namespace {

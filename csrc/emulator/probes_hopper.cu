@@ -6,8 +6,11 @@
 #include "emulator/block.h"
 #include "emulator/probes.h"
 #include "xgemm/device/launch.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/cluster.h"
+#include "xgemm/device/ptx/mbarrier.h"
 #include "xgemm/device/ptx/mma.h"
+#include "xgemm/device/ptx/tma.h"
+#include "xgemm/device/ptx/wgmma.h"
 
 namespace xgemm {
 namespace {

@@ -1,10 +1,12 @@
 // TMA: boxes of a tensor into shared memory. They and all else that lands by itself do so as late
 // as can be: when every thread waits.
+#include "xgemm/device/ptx/tma.h"
+
 #include <algorithm>
 #include <numeric>
 
 #include "emulator/machine.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/mbarrier.h"
 
 namespace xgemm::simt {
 namespace {

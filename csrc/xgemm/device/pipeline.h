@@ -3,7 +3,7 @@
 #pragma once
 
 #include "xgemm/core/tile.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/mbarrier.h"
 
 namespace xgemm {
 

@@ -165,7 +165,7 @@ float from_half(Half type, uint16_t x);
 void ldmatrix4(uint32_t (&r)[4], const void* row, Site at);
 void mma(Half type, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Site at);
 
-// sm_90's instructions: hopper.h says what each does.
+// sm_90's instructions: mbarrier.h, cluster.h, tma.h and wgmma.h say what each does.
 void mbarrier_init(Mbarrier* bar, int arrivals);
 void mbarrier_expect(Mbarrier* bar, int bytes, Site at);
 void mbarrier_arrive(Mbarrier* bar, Site at);

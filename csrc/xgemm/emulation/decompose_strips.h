@@ -5,7 +5,7 @@
 // decomposed again.
 #pragma once
 
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/cluster.h"
 #include "xgemm/emulation/decompose_rows.h"
 
 namespace xgemm {

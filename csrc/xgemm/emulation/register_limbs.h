@@ -3,7 +3,7 @@
 // of what has been decomposed decides which results need a certificate (settle.h).
 #pragma once
 
-#include "xgemm/device/copy/tma.h"
+#include "xgemm/device/copy/tma_slice.h"
 #include "xgemm/emulation/limbs.h"
 
 namespace xgemm {

@@ -6,7 +6,7 @@
 
 #include "xgemm/core/tile_scheduler.h"
 #include "xgemm/device/copy/gmem.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/cluster.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {

@@ -2,20 +2,24 @@
 // multiply them.
 //
 // Three sums for each element of D, in registers:
-//   P  products of the first limbs over one slice: the tensor core truncates what it adds, so P is
-//      kept short, and then added, rounded to nearest, to
-//   C  the sum so far
-//   Q  all the other products, smaller by 2^8 and more, whose truncation errors are as small;
-//      added to C at the end of a segment of K.
-// The products of Q run while P is added to C, so that the tensor cores never wait.
+//   acc_hi    products of the first limbs over one slice: the tensor core truncates what it adds,
+//             so this sum is short (32 products), and then added, rounded to nearest, to
+//   acc       the sum so far
+//   acc_corr  all the other products, smaller by 2^8 and more, whose truncation errors are as
+//             small; added to acc at the end of a segment of K.
+// The products of acc_corr run while acc_hi is added to acc, so that the tensor cores never wait.
 //
 // The grid is persistent: each cluster takes tile after tile, and of the last ones a share along K
-// (stream_k.h). The partials then are sums C. Where K is cut depends on the problem and on
+// (stream_k.h). The partials then are acc. Where K is cut depends on the problem and on
 // how many clusters run at a time, and bits with it, but never on time.
 #pragma once
 
 #include "xgemm/core/stream_k.h"
 #include "xgemm/device/pipeline.h"
+#include "xgemm/device/ptx/cluster.h"
+#include "xgemm/device/ptx/mbarrier.h"
+#include "xgemm/device/ptx/tma.h"
+#include "xgemm/device/ptx/wgmma.h"
 #include "xgemm/epilogue/emulated.h"
 #include "xgemm/mainloop/recompute.h"
 
@@ -73,25 +77,26 @@ struct WgmmaRing {
 // gmem -> a slot of the ring, signalled at its `full`: a box for the limbs that lie together. In a
 // cluster each block fetches its share of B's rows for all.
 template <EmulationScheme S, Tile T>
-__device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const WgmmaJob& job, int stage,
-                                      int row, int column, int k, int rank) {
+__device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const WgmmaJob& job, int slot, int row,
+                                      int column, int k, int rank) {
   constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.limbs, kShare = T.BN / T.cluster;
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
     const int depth = k * kBoxes + box;
-    tma_load(ring.a[stage] + box * (T.BM * kRow), job.a, &ring.full[stage], 0, row, depth);
-    char* const b = ring.b[stage] + box * (T.BN * kRow) + rank * (kShare * kRow);
+    tma_load(ring.a[slot] + box * (T.BM * kRow), job.a, &ring.full[slot], 0, row, depth);
+    char* const b = ring.b[slot] + box * (T.BN * kRow) + rank * (kShare * kRow);
     if constexpr (T.cluster > 1)
-      tma_load_multicast(b, job.b, &ring.full[stage], 0, column + rank * kShare, depth,
+      tma_load_multicast(b, job.b, &ring.full[slot], 0, column + rank * kShare, depth,
                          (1u << T.cluster) - 1);
-    else tma_load(b, job.b, &ring.full[stage], 0, column, depth);
+    else tma_load(b, job.b, &ring.full[slot], 0, column, depth);
   }
 }
 
-// The products of one slice for 64 rows of D, in two groups: main = those of the first limbs, rest
+// The products of one slice for 64 rows of D, in two groups: acc_hi = those of the first limbs,
+// acc_corr
 // += the others, smallest first. a and b are descriptors of the first limbs.
 template <EmulationScheme S, Tile T>
-__device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], uint64_t a,
+__device__ __forceinline__ void multiply(float (&acc_hi)[64], float (&acc_corr)[64], uint64_t a,
                                          uint64_t b, bool accumulate) {
   constexpr bool kTogether = row_of(S) == 128;
   constexpr uint64_t kNextA = (kTogether ? kSliceK * 2 : T.BM * kSliceK * 2) >> 4;
@@ -99,7 +104,7 @@ __device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], u
   wgmma_fence();
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    wgmma<S.type>(main, a + half * kDescriptorK16, b + half * kDescriptorK16, half > 0);
+    wgmma<S.type>(acc_hi, a + half * kDescriptorK16, b + half * kDescriptorK16, half > 0);
   wgmma_commit();
 #pragma unroll
   for (int order = S.limbs - 1; order > 0; --order)
@@ -107,7 +112,7 @@ __device__ __forceinline__ void multiply(float (&main)[64], float (&rest)[64], u
     for (int limb = 0; limb <= order; ++limb)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        wgmma<S.type>(rest, a + limb * kNextA + half * kDescriptorK16,
+        wgmma<S.type>(acc_corr, a + limb * kNextA + half * kDescriptorK16,
                       b + (order - limb) * kNextB + half * kDescriptorK16,
                       accumulate || order < S.limbs - 1 || limb > 0 || half > 0);
   wgmma_commit();
@@ -129,7 +134,7 @@ __device__ __forceinline__ typename GroupScales<T>::Share fetch_scales(const Wgm
 template <EmulationScheme S, Tile T>
 __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& scales,
                                            const typename GroupScales<T>::Share& share, int64_t z,
-                                           const TileCoord& o, int group, const float (&sum)[64]) {
+                                           const TileCoord& o, int group, const float (&acc)[64]) {
   const Gemm g = job.g.at(z);
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup, tx = lane % 4 * 2;
   const int row = thread / 32 * 16 + lane / 4;
@@ -157,7 +162,7 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
     if (flags & kLossy) {
       scales.put_doubts(g, epilogue.rows, epilogue.columns, pairs.i, pairs.j, thread);
       named_barrier(1 + group, kWarpgroup);
-      if (epilogue.uncertain(sum, scales.row_doubts + row / 2, scales.column_doubts + tx / 2))
+      if (epilogue.uncertain(acc, scales.row_doubts + row / 2, scales.column_doubts + tx / 2))
         worst = Fate::recomputed;
     }
     if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
@@ -168,7 +173,7 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
   if (thread == 0) job.map.mark(g, z, o.i + group * 64, o.j, T.BN, worst);
   if (worst >= Fate::recomputed) return;
   if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
-    epilogue.store(sum);
+    epilogue.store(acc);
   if (flags & kGivenFlags) [[unlikely]]
     pairs.store_given(scales.given_rows);
 }
@@ -176,14 +181,14 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
 // Leaves the sums of `group` of a block for the owner of their tile, which is block `owner`.
 template <Tile T>
 __device__ __forceinline__ void store_partials(const WgmmaJob& job, uint32_t owner, int group,
-                                               const float (&sum)[64]) {
+                                               const float (&acc)[64]) {
   constexpr int kMath = T.BM / 64;
   const int thread = threadIdx.x % kWarpgroup;
   float* const to =
       job.sums + (static_cast<int64_t>(blockIdx.x * kMath + group) * 16 * kWarpgroup + thread) * 4;
 #pragma unroll
   for (int e = 0; e < 64; e += 4)
-    store4(to + e * kWarpgroup, make_float4(sum[e], sum[e + 1], sum[e + 2], sum[e + 3]));
+    store4(to + e * kWarpgroup, make_float4(acc[e], acc[e + 1], acc[e + 2], acc[e + 3]));
   named_barrier(1 + group, kWarpgroup);
   if (thread == 0) signal(&job.flags[owner * kMath + group]);
 }
@@ -191,7 +196,7 @@ __device__ __forceinline__ void store_partials(const WgmmaJob& job, uint32_t own
 // Adds what `count` clusters before this one have left, the nearest first.
 template <Tile T>
 __device__ __forceinline__ void fixup(const WgmmaJob& job, uint32_t count, int group,
-                                      float (&sum)[64]) {
+                                      float (&acc)[64]) {
   constexpr int kMath = T.BM / 64;
   const int thread = threadIdx.x % kWarpgroup;
   if (thread == 0) wait_for_signals(&job.flags[blockIdx.x * kMath + group], count);
@@ -206,11 +211,16 @@ __device__ __forceinline__ void fixup(const WgmmaJob& job, uint32_t count, int g
       float x[4];
       load4(x, from + e * kWarpgroup);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[e + i] += x[i];
+      for (int i = 0; i < 4; ++i) acc[e + i] += x[i];
     }
   }
 }
 
+// One thread of the last warpgroup is the producer: it waits until a slot is `empty`, announces the
+// slot's bytes at `full`, and asks TMA for them. The others are consumers, 64 rows of D each: they
+// wait for `full`, multiply, and when the slice's last wgmma is over arrive at `empty` of every
+// block of the cluster, since B's slice is multicast into all of them. `empty` counts one arrival
+// of each consumer warpgroup of the cluster, `full` the producer's own and the bytes.
 template <Half kType, int BM, int kCluster, int kBuffers>
 __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
     wgmma_kernel(const __grid_constant__ WgmmaJob job) {
@@ -245,10 +255,11 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   const uint32_t cluster = blockIdx.x / kCluster;
   WorkTile work;
   PipelineState<kBuffers> at;
-  constexpr int kMathRegisters = 232, kFetchRegisters = 40;  // where they are not enough for all
+  // A consumer keeps three sums of 64; of 65536 registers a block of 384 threads has 168 a thread.
+  constexpr int kMathRegisters = 232, kFetchRegisters = 40;
   static_assert(kMath == 1 || registers_suffice(1, kMath * kWarpgroup, kMathRegisters, kWarpgroup,
                                                 kFetchRegisters));
-  if (group == kMath) {
+  if (group == kMath) {  // producer
     if constexpr (kMath > 1) registers_down<kFetchRegisters>();
     if (threadIdx.x == kMath * kWarpgroup) {
       for (uint32_t step = 0; job.stream_k.work_tile(cluster, step, work); ++step) {
@@ -263,15 +274,15 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         }
       }
     }
-  } else {
+  } else {  // consumer
     if constexpr (kMath > 1) registers_up<kMathRegisters>();
-    float sum[64], main[64], rest[64];
-    const auto release = [&](int stage) {
+    float acc[64], acc_hi[64], acc_corr[64];
+    const auto release = [&](int slot) {
       const unsigned thread = threadIdx.x % kWarpgroup;
       if constexpr (kCluster > 1) {
-        if (thread < kCluster) mbarrier_arrive_at(&ring.empty[stage], thread);
+        if (thread < kCluster) mbarrier_arrive_at(&ring.empty[slot], thread);
       } else if (thread == 0) {
-        mbarrier_arrive(&ring.empty[stage]);
+        mbarrier_arrive(&ring.empty[slot]);
       }
     };
     for (uint32_t step = 0; job.stream_k.work_tile(cluster, step, work); ++step) {
@@ -279,7 +290,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
       const TileCoord o = origin(work.tile);
       const auto scales = fetch_scales<T>(job, z, o, group);
 #pragma unroll
-      for (int e = 0; e < 64; ++e) sum[e] = 0.f;
+      for (int e = 0; e < 64; ++e) acc[e] = 0.f;
       for (int first = work.first; first < work.last; first += S.segment / kSliceK) {
         const int last =
             first + S.segment / kSliceK < work.last ? first + S.segment / kSliceK : work.last;
@@ -288,27 +299,27 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
           mbarrier_wait(&ring.full[at.slot], at.phase);
           const uint64_t a = wgmma_descriptor<kRow>(ring.a[at.slot] + group * (64 * kRow));
           const uint64_t b = wgmma_descriptor<kRow>(ring.b[at.slot]);
-          multiply<S, T>(main, rest, a, b, k > first);
+          multiply<S, T>(acc_hi, acc_corr, a, b, k > first);
           wgmma_wait<1>();
-          wgmma_settled(main);
+          wgmma_settled(acc_hi);
 #pragma unroll
-          for (int e = 0; e < 64; ++e) sum[e] += main[e];
+          for (int e = 0; e < 64; ++e) acc[e] += acc_hi[e];
           // The products of the slice before have all been made; those of this one have not.
           if (k > first) release(at.slot ? at.slot - 1 : kBuffers - 1);
           at.advance();
         }
         wgmma_wait<0>();
-        wgmma_settled(rest);
+        wgmma_settled(acc_corr);
         release(at.slot ? at.slot - 1 : kBuffers - 1);
 #pragma unroll
-        for (int e = 0; e < 64; ++e) sum[e] = fmaf(rest[e], 1.f / S.lo_scale, sum[e]);
+        for (int e = 0; e < 64; ++e) acc[e] = fmaf(acc_corr[e], 1.f / S.lo_scale, acc[e]);
       }
       if (work.last < static_cast<int>(job.stream_k.blocks)) {
-        store_partials<T>(job, job.stream_k.owner(work.tile) * kCluster + rank, group, sum);
+        store_partials<T>(job, job.stream_k.owner(work.tile) * kCluster + rank, group, acc);
         continue;
       }
-      if (work.first > 0) fixup<T>(job, cluster - job.stream_k.starter(work.tile), group, sum);
-      store_tile<S, T>(job, ring.scales[group], scales, z, o, group, sum);
+      if (work.first > 0) fixup<T>(job, cluster - job.stream_k.starter(work.tile), group, acc);
+      store_tile<S, T>(job, ring.scales[group], scales, z, o, group, acc);
     }
   }
   // A block's shared memory is to outlive what the other of the cluster sends there.

@@ -5,6 +5,8 @@
 #include <type_traits>
 
 #include "xgemm/device/pipeline.h"
+#include "xgemm/device/ptx/mbarrier.h"
+#include "xgemm/device/ptx/wgmma.h"
 #include "xgemm/emulation/register_limbs.h"
 #include "xgemm/mainloop/fused_split_k.h"
 

@@ -3,6 +3,8 @@
 // limbs, two multiply those, and one stores D: memory, which is what takes longest, never waits.
 #pragma once
 
+#include "xgemm/device/ptx/mbarrier.h"
+#include "xgemm/device/ptx/wgmma.h"
 #include "xgemm/mainloop/fused_epilogue.h"
 
 namespace xgemm {

@@ -2,6 +2,7 @@
 // of a cluster, or by those of another launch.
 #pragma once
 
+#include "xgemm/device/ptx/cluster.h"
 #include "xgemm/emulation/settle.h"
 #include "xgemm/mainloop/fused_emulated.h"
 

@@ -7,7 +7,7 @@
 
 #include "xgemm/core/workspace.h"
 #include "xgemm/device/launch.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/base.h"
 #include "xgemm/emulation/register_limbs.h"
 #include "xgemm/epilogue/cluster_reduce.h"
 

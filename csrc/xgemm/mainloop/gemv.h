@@ -3,6 +3,7 @@
 #pragma once
 
 #include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/half.h"
 #include "xgemm/device/ptx/base.h"
 #include "xgemm/epilogue/split_k_chains.h"
 

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 
-#include "xgemm/device/copy/tma.h"
+#include "xgemm/device/copy/tma_slice.h"
 #include "xgemm/device/fragment.h"
 #include "xgemm/device/pipeline.h"
+#include "xgemm/device/ptx/mbarrier.h"
 #include "xgemm/mainloop/gemv.h"
 
 namespace xgemm {

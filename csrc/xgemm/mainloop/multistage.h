@@ -6,7 +6,7 @@
 
 #include "xgemm/device/copy/cp_async.h"
 #include "xgemm/device/fragment.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/base.h"
 
 namespace xgemm {
 

@@ -7,6 +7,8 @@
 #include "xgemm/device/launch.h"
 #include "xgemm/device/operand_map.h"
 #include "xgemm/device/pipeline.h"
+#include "xgemm/device/ptx/mbarrier.h"
+#include "xgemm/device/ptx/tma.h"
 #include "xgemm/mainloop/stream_k_fixup.h"
 
 namespace xgemm {

@@ -10,7 +10,7 @@
 
 #include "xgemm/core/tile_scheduler.h"
 #include "xgemm/device/fragment.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/base.h"
 
 namespace xgemm {
 

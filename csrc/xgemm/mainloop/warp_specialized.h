@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "xgemm/device/fragment.h"
+#include "xgemm/device/ptx/mbarrier.h"
 #include "xgemm/mainloop/multistage.h"
 #include "xgemm/mainloop/producer.h"
 

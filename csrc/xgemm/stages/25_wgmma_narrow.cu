@@ -5,6 +5,7 @@
 
 #include <iterator>
 
+#include "xgemm/device/ptx/cluster.h"
 #include "xgemm/mainloop/fused_epilogue.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow {

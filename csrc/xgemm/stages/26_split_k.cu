@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "xgemm/device/copy/aligned.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/cluster.h"
 #include "xgemm/epilogue/cluster_reduce.h"
 #include "xgemm/epilogue/split_k_chains.h"
 #include "xgemm/mainloop/multistage.h"

@@ -3,7 +3,7 @@
 #include <iterator>
 
 #include "xgemm/core/limits.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/cluster.h"
 #include "xgemm/mainloop/gemv.h"
 #include "xgemm/mainloop/gemv_plan.h"
 

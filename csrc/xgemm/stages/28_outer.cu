@@ -3,7 +3,7 @@
 #include <iterator>
 
 #include "xgemm/device/launch.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/base.h"
 #include "xgemm/mainloop/rank_k.h"
 
 namespace xgemm::XGEMM_FLAVOUR::outer {

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "xgemm/device/ptx/cluster.h"
+#include "xgemm/device/ptx/mbarrier.h"
 #include "xgemm/mainloop/gemv_teams.h"
 #include "xgemm/mainloop/gemv_tma.h"
 

@@ -6,7 +6,7 @@
 
 #include "xgemm/core/workspace.h"
 #include "xgemm/device/launch.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/base.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {

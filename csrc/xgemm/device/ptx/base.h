@@ -1,5 +1,6 @@
-// One PTX instruction, one function, each with its host body. But for this file, mma.h,
-// hopper.h and half.h, nothing holds assembly.
+// One PTX instruction, one function, each with its host body. But for the files here and half.h,
+// nothing holds assembly. What looks like a plain call may be asynchronous: each comment says what
+// to wait for.
 #pragma once
 
 #include "xgemm/device/copy/gmem.h"
@@ -183,6 +184,64 @@ __device__ __forceinline__ uint32_t min3_u32(uint32_t x, uint32_t y, uint32_t z)
   const uint32_t xy = x < y ? x : y;
   return xy < z ? xy : z;
 #endif
+}
+
+// Threads of the block meet at barrier `id`, 1 to 15: as many as `threads`, a multiple of 32.
+__device__ __forceinline__ void named_barrier(int id, int threads,
+                                              [[maybe_unused]] simt::Site site = simt::here()) {
+#ifdef __CUDACC__
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#else
+  simt::named_barrier(id, threads, site);
+#endif
+}
+
+// ---- Registers move between warpgroups; kernels overlap ----
+
+// Whether `some` threads of a block may have so many registers each, and all others so many: no
+// more than it is launched with, so many blocks on a multiprocessor, or who asks for more waits
+// forever.
+constexpr bool registers_suffice(int blocks, int some, int each, int others, int each_other) {
+  const int threads = some + others, launched = 65536 / blocks / threads / 8 * 8;
+  return some * each + others * each_other <= launched * threads;
+}
+
+// By all warps of a warpgroup: from here on a thread has this many registers.
+template <int kRegisters>
+__device__ __forceinline__ void registers_down() {
+#ifdef __CUDACC__
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ __forceinline__ void registers_up() {
+#ifdef __CUDACC__
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
+// In a kernel launched as `dependent`: until the kernel before it in the stream is over and its
+// writes are here.
+__device__ __forceinline__ void wait_for_launch_before(
+    [[maybe_unused]] simt::Site site = simt::here()) {
+#ifndef __CUDACC__
+  simt::wait_for_launch_before(site);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The dependent launch after this kernel may begin (its blocks wait all the same for this kernel's
+// end).
+__device__ __forceinline__ void let_next_launch_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Both, by all threads before they touch global memory, in a `dependent` launch that may follow
+// anybody's: its blocks are there when the launch before ends.
+__device__ __forceinline__ void take_turn(simt::Site site = simt::here()) {
+  xgemm::wait_for_launch_before(site);
+  let_next_launch_begin();
 }
 
 }  // namespace xgemm

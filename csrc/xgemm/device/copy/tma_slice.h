@@ -5,7 +5,8 @@
 
 #include "xgemm/core/tile_scheduler.h"
 #include "xgemm/device/operand_map.h"
-#include "xgemm/device/ptx/hopper.h"
+#include "xgemm/device/ptx/mbarrier.h"
+#include "xgemm/device/ptx/tma.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
