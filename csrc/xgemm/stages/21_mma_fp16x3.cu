@@ -140,6 +140,7 @@ static const Register stage(
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
                .strict = false,
+               .unit_rows = kUnitRows,
                .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
                .refuse = too_deep_to_split,
                .workspace = workspace,
