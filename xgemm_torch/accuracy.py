@@ -23,6 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ import torch
 from torch import Tensor
 
 from . import environment, info, ops, plotting, simt
+from .explain import explain
+from .recomputed import count_recomputed
 from .registry import stages
 
 if TYPE_CHECKING:
@@ -264,14 +267,22 @@ def measure(name: str, k: int, *, size: int, device: str = "cpu", seed: int = 0)
 
     Returns:
         ``distribution``, ``k``; ``errors``: for each contender the fields of `Errors`; ``broken``:
-        for each contender that must keep the promise and does not, the terms it breaks.
+        for each contender that must keep the promise and does not, the terms it breaks;
+        ``recomputed``: for each stage among them that certifies its results, how many of its units
+        were made anew; ``units``: of how many.
     """
     kind = DISTRIBUTIONS[name]
     draw = Draw(device, seed + 100 * list(DISTRIBUTIONS).index(name))
     a, b = kind.make(draw, size, size, k)
     exact, must = Exact(a, b), promised(device)
     others = {CHAIN: chain, TORCH: torch.mm, TF32: lambda a, b: chain(tf32(a), tf32(b))}
-    found = {label: exact.errors(call(a, b)) for label, call in {**others, **must}.items()}
+    certify = {stage.name for stage in stages() if stage.unit_rows}
+    found, recomputed = {}, {}
+    for label, call in {**others, **must}.items():
+        with count_recomputed(device) if label in certify else nullcontext() as count:
+            found[label] = exact.errors(call(a, b))
+        if count is not None:
+            recomputed[label] = count.units
     failures = {
         label: terms
         for label in must
@@ -282,6 +293,8 @@ def measure(name: str, k: int, *, size: int, device: str = "cpu", seed: int = 0)
         "k": k,
         "errors": {label: asdict(each) for label, each in found.items()},
         "broken": failures,
+        "recomputed": recomputed,
+        "units": {label: explain(a, b, kernel=label).units for label in recomputed},
     }
 
 
@@ -341,11 +354,19 @@ def _cells(each: dict[str, Any], broken: dict[str, str]) -> list[str]:
     return [f"[bold red]{text}[/]" if term in broken else text for term, text in told.items()]
 
 
+def any_anew(facts: dict[str, Any]) -> bool:
+    """Whether a unit of some product was made anew."""
+    return any(any(row["recomputed"].values()) for row in facts["rows"])
+
+
 def table(facts: dict[str, Any]) -> Fitted:
-    """Make a table of what `collect` gives: a row for each method, by operands and depth."""
+    """Make a table of what `collect` gives: a row for each method, by operands and depth.
+
+    It has a column of units that were made anew where there are any.
+    """
     from .console import Column, Fitted
 
-    size = facts["size"]
+    size, anew = facts["size"], any_anew(facts)
     made = Fitted(
         f"Errors of {size} x {size} elements in u = 2^-24 of |A| |B|; on {facts['device']}",
         [
@@ -356,6 +377,7 @@ def table(facts: dict[str, Any]) -> Fitted:
             Column("largest", right=True),
             Column("mean", right=True),
             Column("astray", right=True),
+            *([Column("made anew", right=True)] if anew else []),
         ],
     )
     for row in facts["rows"]:
@@ -363,7 +385,8 @@ def table(facts: dict[str, Any]) -> Fitted:
             first, last = number == 0, number == len(row["errors"]) - 1
             made.add_row(
                 row["distribution"] if first else "", str(row["k"]) if first else "", name,
-                *_cells(each, row["broken"].get(name, {})), end_section=last,
+                *_cells(each, row["broken"].get(name, {})),
+                *([str(row["recomputed"].get(name) or "")] if anew else []), end_section=last,
             )  # fmt: skip
     return made
 
@@ -391,6 +414,10 @@ def run(options: argparse.Namespace) -> int:
     if any(each["astray"] for row in facts["rows"] for each in row["errors"].values()):
         out.print("astray: elements that are infinite, NaN, or not zero where all terms are; they "
                   "are in none of the other figures", style="dim")  # fmt: skip
+    if any_anew(facts):
+        counts = sorted({n for row in facts["rows"] for n in row["units"].values()})
+        out.print(f"made anew: units, of {' or '.join(map(str, counts))} in a result, that parts "
+                  "could not give for certain", style="dim", highlight=False)  # fmt: skip
     for row in facts["rows"]:
         for contender, terms in row["broken"].items():
             for term, text in terms.items():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import _C, _checks
-from .ops import KERNELS
+from .ops import KERNELS, sgemm
+from .recomputed import count_recomputed
 from .registry import Tile, split_k_size, tile_name
 
 _ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H200
@@ -45,6 +47,8 @@ class Candidate:
         by_name: whether this row runs when the stage is called by its name.
         scheme: how it makes a product of FP32 numbers, as in "fp16x3: ..." or "ffma: ...".
         workspace: bytes of workspace that it needs, from torch's allocator.
+        units: how many units its result has that are certified and, where one is uncertain, made
+            anew; None where the stage has none.
     """
 
     kernel: str
@@ -60,6 +64,7 @@ class Candidate:
     by_name: bool
     scheme: str
     workspace: int
+    units: int | None
 
     @property
     def name(self) -> str:
@@ -93,6 +98,10 @@ class Explanation:
         workspace: bytes of workspace, from torch's allocator; where there is no memory for them
             "auto" takes a stage that needs none.
         candidates: all rows of all stages.
+        units: how many units the result has: 64 rows by the columns of a tile (128, or 64), of each
+            matrix; None where what runs certifies none.
+        recomputed: how many of them were made anew; None where they were not counted.
+        counted: whether they were asked for.
     """
 
     m: int
@@ -111,6 +120,9 @@ class Explanation:
     scheme: str
     workspace: int
     candidates: tuple[Candidate, ...]
+    units: int | None = None
+    recomputed: int | None = None
+    counted: bool = False
 
     def __str__(self) -> str:
         """The explanation as some lines of text."""
@@ -131,6 +143,8 @@ class Explanation:
                 f"  grid    {self.blocks} blocks, {self.blocks_per_sm} at once on a "
                 f"multiprocessor, {self.waves:.2f} waves",
             ]
+        if self.counted:
+            lines.append(f"  count   {self._count()}")
         if self.candidates:
             width = max(len(c.name) for c in self.candidates)
             lines.append(f"  {'stage and tile'.ljust(width)}  {'time':>10}  {'waves':>8}  basis")
@@ -140,6 +154,14 @@ class Explanation:
                 basis = c.why or BASES[c.basis][0]
                 lines.append(f"  {c.name.ljust(width)}  {time}  {waves}  {basis}")
         return "\n".join(lines)
+
+    def _count(self) -> str:
+        """What came of counting, in words."""
+        if self.recomputed is not None:
+            return f"{self.recomputed} of {self.units} units made anew"
+        if self.kernel == "none":
+            return "nothing ran"
+        return f"{self.kernel} certifies no units, so none could be made anew"
 
 
 def memory(size: int) -> str:
@@ -172,6 +194,7 @@ def explain(
     kernel: str = "auto",
     precision: str = "fp32",
     workspace: int | None = None,
+    count: bool = False,
 ) -> Explanation: ...
 
 
@@ -199,12 +222,13 @@ def explain(
     kernel: str = "auto",
     precision: str = "fp32",
     workspace: int | None = None,
+    count: bool = False,
 ) -> Explanation:
-    """Say which kernel ``sgemm`` would run for these operands, and why; it runs nothing.
+    """Say which kernel ``sgemm`` would run for these operands, and why.
 
     ``explain(a, b)`` takes tensors, of which only shapes, strides, alignment and device count.
     ``explain(M, N, K)`` takes sizes of contiguous operands on the current CUDA device; where there
-    is none, on an H200.
+    is none, on an H200. It runs nothing but what ``count=True`` asks for.
 
     Args:
         a: (M, K) or (batch, M, K), or the size M.
@@ -215,24 +239,43 @@ def explain(
         kernel: "auto" or a stage's name.
         precision: "fp32" or "ieee".
         workspace: choose as if there were memory for so many bytes of it; None: for any number.
+        count: run the product of the tensors once, without autograd, where a stage that certifies
+            its results takes it, and count the units of the result that are made anew
+            (`count_recomputed`). Waits for the device. What other threads multiply there in the
+            meantime is counted, too.
 
     Returns:
         What would run, why, and every row that was considered; ``str()`` gives it as text.
 
     Raises:
         TypeError: an operand is no dense float32 tensor.
-        ValueError: sizes or names that do not fit; a negative size; operands of 2^63 bytes or more.
+        ValueError: sizes or names that do not fit; a negative size; operands of 2^63 bytes or more;
+            with ``count``, also sizes or tensors without data in place of tensors, a
+            ``workspace``, a stream that is being captured, and what ``sgemm`` refuses.
     """
+    if count and workspace is not None:
+        raise ValueError(
+            "explain: count=True runs the product with the memory that there is, so workspace must "
+            f"be None, got {workspace}"
+        )
     if workspace is not None and workspace < 0:
         raise ValueError(f"explain: workspace must not be negative, got {workspace}")
     asked = _Asked(kernel, precision, workspace)
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         if k is not None:
             raise TypeError("explain: takes two tensors or three sizes")
-        return _of_tensors(a, b, trans_a, trans_b, asked)
+        if count and isinstance(a, Tensor) and isinstance(b, Tensor):
+            _must_run(a, b)
+        found = _of_tensors(a, b, trans_a, trans_b, asked)
+        return _counted(found, a, b, trans_a, trans_b, asked) if count else found
     sizes = (a, b, k)
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
         raise TypeError("explain: takes two tensors or three sizes")
+    if count:
+        raise ValueError(
+            "explain: count=True runs the product and needs two tensors with data, got the sizes "
+            f"{a} x {b} x {k}"
+        )
     _checks.check_options("explain", KERNELS["sgemm"], kernel, precision)
     m, n, k = sizes
     layout_a = (1, m, True, 0) if trans_a else (k, 1, True, 0)
@@ -240,6 +283,43 @@ def explain(
     if torch.cuda.is_available():
         return _on_cuda(m, n, k, 1, layout_a, layout_b, None, asked)
     return _on_cuda(m, n, k, 1, layout_a, layout_b, _ASSUMED, asked)
+
+
+def _counted(
+    found: Explanation, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Asked
+) -> Explanation:
+    """The same with the product run, where units of it may be made anew."""
+    if found.units is None:
+        return replace(found, counted=True)
+    with count_recomputed(a.device) as count:
+        sgemm(
+            a.detach(), b.detach(), trans_a=trans_a, trans_b=trans_b, kernel=asked.kernel,
+            precision=asked.precision,
+        )  # fmt: skip
+    return replace(found, counted=True, recomputed=count.units)
+
+
+def _must_run(a: Tensor, b: Tensor) -> None:
+    """Refuse operands whose product cannot be run, or not waited for."""
+    for name, t in (("a", a), ("b", b)):
+        if not _has_data(t):
+            raise ValueError(
+                "explain: count=True runs the product and needs two tensors with data, got for "
+                f"{name} a {type(t).__name__} on {t.device} that has none"
+            )
+    if a.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ValueError("explain: count=True waits for the device, and this stream is captured")
+
+
+def _has_data(t: Tensor) -> bool:
+    """Whether there is memory behind ``t``: behind meta tensors, fakes and wrappers is none."""
+    if t.is_meta or isinstance(t, FakeTensor):
+        return False
+    try:
+        t.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Asked) -> Explanation:
@@ -270,13 +350,14 @@ def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Aske
         return _on_cuda(m, n, k, batch, *layouts, a.device, asked)
     if kernel != "auto":
         name, why = kernel, "asked for; its CUDA source runs in the host flavour, which is slow"
-        found, candidates = _candidates(m, n, k, batch, *layouts, 0, 1, asked)
+        found, candidates = _candidates(m, n, k, batch, *layouts, 0, 0, asked)
         if not candidates:
             return _without_grid(m, n, k, batch, str(a.device), precision, "none", found["why"])
         runs = next(c for c in candidates if c.kernel == name and c.by_name)
         return _without_grid(
-            m, n, k, batch, str(a.device), precision, name, why, runs.scheme, runs.workspace
-        )
+            m, n, k, batch, str(a.device), precision, name, why, runs.scheme, runs.workspace,
+            units=runs.units,
+        )  # fmt: skip
     if precision == "ieee":
         name, why = "fmaf chain", "a CPU tensor; the bits are those of every GPU"
         share = split_k_size(m, n, k, batch)
@@ -296,10 +377,11 @@ def _aligned(t: Tensor) -> bool:
 def _without_grid(
     m: int, n: int, k: int, batch: int, device: str, precision: str, kernel: str, why: str,
     scheme: str = "", workspace: int = 0, candidates: tuple[Candidate, ...] = (),
+    units: int | None = None,
 ) -> Explanation:  # fmt: skip
     return Explanation(
         m, n, k, batch, device, precision, kernel, why, 0, None, 0, 0, 0.0, scheme, workspace,
-        candidates,
+        candidates, units,
     )  # fmt: skip
 
 
@@ -382,14 +464,15 @@ def _on_cuda(
         sm, sm_count, gpu = chip.major * 10 + chip.minor, chip.multi_processor_count, chip.name
         words = f"{chip.name} (sm_{sm}, {sm_count} multiprocessors)"
     found, candidates = _candidates(m, n, k, batch, layout_a, layout_b, sm, sm_count, asked, gpu)
-    runs = None
-    if candidates and kernel not in ("auto", found["kernel"]):
-        runs = next(c for c in candidates if c.kernel == kernel and c.by_name)
-        why = f"asked for; auto would take {found['kernel']}"
+    runs, at = None, (found["kernel"], found["row"])
+    named = next((c for c in candidates if c.kernel == kernel and c.by_name), None)
+    if named is not None and (named.kernel, named.row) != at:
+        runs = named
+        auto = "another tile of it" if found["kernel"] == kernel else found["kernel"]
+        why = f"asked for; auto would take {auto}"
         if not runs.able:
             why = f"asked for, but it cannot take this: {runs.why}"
     elif found["kernel"] is not None:
-        at = (found["kernel"], found["row"])
         runs = next(c for c in candidates if (c.kernel, c.row) == at)
         why = found["why"]
     else:
@@ -398,5 +481,5 @@ def _on_cuda(
         return _without_grid(m, n, k, batch, words, precision, "none", why, candidates=candidates)
     return Explanation(
         m, n, k, batch, words, precision, runs.kernel, why, runs.row, runs.tile, runs.blocks,
-        runs.tile.min_blocks, runs.waves, runs.scheme, runs.workspace, candidates,
+        runs.tile.min_blocks, runs.waves, runs.scheme, runs.workspace, candidates, runs.units,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 The tensor-core stages certify each result by its own magnitude (README, Accuracy). Units of 64 rows
 by 128 columns (64 in `mma_fp16x3`'s smallest tile) in which one is uncertain are made anew in a
-launch behind the product. Nobody counts them unless asked to.
+launch behind the product; those of a tile of `mma_fp16x3` together. Nobody counts them unless asked
+to.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ class Recomputed:
     def units(self) -> int:
         """How many so far; waits for the device."""
         return int(self._words.item()) & 0xFFFFFFFF
+
+    def snapshot(self) -> Tensor:
+        """What the current stream has counted when it comes here, modulo 2^32; waits for nothing.
+
+        Returns:
+            An int32 tensor of shape (1,) on the device.
+        """
+        return self._words.clone()
 
     def __repr__(self) -> str:
         """Say how many, and where; waits for the device."""

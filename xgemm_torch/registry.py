@@ -87,6 +87,8 @@ class Stage:
         cuda: whether this build has its CUDA flavour (the host flavour is always there).
         tiles: its tile table.
         packs: whether ``xgemm_torch.prepack`` spares it work.
+        unit_rows: rows of the units of its results, each as wide as its tile, that it certifies
+            and, where one is uncertain, makes anew (`count_recomputed`); 0 where there are none.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Stage:
     splits: bool = False
     splits_as_one: bool = False
     auto_choice: bool = True
+    unit_rows: int = 0
 
 
 @dataclass(frozen=True)

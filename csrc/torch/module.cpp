@@ -10,6 +10,7 @@
 
 #include "emulator/simt_control.h"
 #include "ops.h"
+#include "xgemm/core/limits.h"
 #include "xgemm/core/split_k.h"
 #include "xgemm/dispatch/cost.h"
 #include "xgemm/dispatch/overrides.h"
@@ -75,7 +76,7 @@ std::string stages_json() {
         << ",\"splits\":" << (s.splits ? "true" : "false")
         << ",\"splits_as_one\":" << (s.splits_as_one ? "true" : "false")
         << ",\"auto_choice\":" << (s.auto_choice ? "true" : "false")
-        << ",\"packs\":" << (s.pack ? "true" : "false")
+        << ",\"unit_rows\":" << s.unit_rows << ",\"packs\":" << (s.pack ? "true" : "false")
         << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false")
         << ",\"tiles\":" << list(tiles) << "}";
     rows.push_back(row.str());
@@ -112,16 +113,27 @@ std::string scheme_of(const Candidate& c, const Gemm& g, const Device& device) {
   return words;
 }
 
-std::string json(const Candidate& c, const std::string& scheme) {
+// Whether the row runs when its stage is called by its name: a row that simt asks for comes first.
+bool runs_by_name(const Candidate& c, const Device& device) {
+  const int row = simt::settings().row;
+  const auto& tiles = c.stage->tiles;
+  const bool forced = row >= 0 && row < static_cast<int>(tiles.size()) &&
+                      fits(tiles[static_cast<size_t>(row)], device);
+  return forced ? c.row == row : c.by_name;
+}
+
+std::string json(const Candidate& c, const Gemm& g, const Device& device) {
   const bool legal = c.why_not.empty();
+  const int64_t units = units_of(*c.stage, c.row, g);
   std::ostringstream s;
   s << "{\"kernel\":" << quoted(c.stage->name) << ",\"row\":" << c.row
     << ",\"legal\":" << (legal ? "true" : "false") << ",\"able\":" << (c.able ? "true" : "false")
     << ",\"why\":" << quoted(c.why_not) << ",\"tile\":" << json(c.tile())
-    << ",\"blocks\":" << c.blocks << ",\"scheme\":" << quoted(scheme)
-    << ",\"workspace\":" << c.workspace << ",\"waves\":" << number(c.waves)
-    << ",\"predicted_us\":" << number(c.microseconds) << ",\"basis\":" << quoted(name(c.basis))
-    << ",\"by_name\":" << (c.by_name ? "true" : "false") << "}";
+    << ",\"blocks\":" << c.blocks << ",\"scheme\":" << quoted(scheme_of(c, g, device))
+    << ",\"workspace\":" << c.workspace << ",\"units\":" << (units ? std::to_string(units) : "null")
+    << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds)
+    << ",\"basis\":" << quoted(name(c.basis))
+    << ",\"by_name\":" << (runs_by_name(c, device) ? "true" : "false") << "}";
   return s.str();
 }
 
@@ -135,7 +147,7 @@ std::string explain_json(const Gemm& g, const Device& device, bool strict, size_
   const TunedGpu* const here = tuned ? tuned->host.on(device, gpu) : nullptr;
   const Choice choice = selector.weigh(g, device, strict, workspace, here);
   std::vector<std::string> rows;
-  for (const Candidate& c : choice.candidates) rows.push_back(json(c, scheme_of(c, g, device)));
+  for (const Candidate& c : choice.candidates) rows.push_back(json(c, g, device));
   const bool any = choice.pick.stage;
   return "{\"kernel\":" + (any ? quoted(choice.pick.stage->name) : "null") +
          ",\"row\":" + std::to_string(choice.pick.row) + ",\"why\":" + quoted(choice.why) +
@@ -293,7 +305,7 @@ struct Described {
   Gemm gemm() const {
     if (m < 0 || n < 0 || k < 0 || batch < 0)
       throw std::invalid_argument("explain: sizes must not be negative");
-    if (sm < 0 || sms < 1)
+    if (sm < 0 || device().sm_count < 1)
       throw std::invalid_argument("explain: a GPU has a compute capability and multiprocessors");
     Gemm g;
     g.m = m, g.n = n, g.k = k, g.batch = batch;
@@ -302,7 +314,10 @@ struct Described {
     g.share = split_k_size_of(g);
     return g;
   }
-  Device device() const { return {.sm = sm, .sm_count = sms}; }
+  // Without a number of multiprocessors the host flavour stands for as many as simt says.
+  Device device() const {
+    return {.sm = sm, .sm_count = sm || sms ? sms : simt::settings().sm_count};
+  }
 };
 
 PyObject* py_explain(PyObject*, PyObject* args) {
@@ -499,7 +514,8 @@ PyMethodDef methods[] = {
      "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
      "strict=False, workspace=-1, a_bs=0, b_bs=0, gpu=\"\") -> JSON: the choice and all its "
      "candidates; workspace: the bytes of it that there is memory for, -1 for any; gpu: the name "
-     "of the device, whose tuned problems count, empty for any of its kind."},
+     "of the device, whose tuned problems count, empty for any of its kind; sm 0 is the host "
+     "flavour, with sm_count 0 as simt has set it."},
     {"terms", py_terms, METH_VARARGS,
      "terms(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
      "a_bs=0, b_bs=0) -> of every row of every stage, the terms of its time, as bytes of float64."},

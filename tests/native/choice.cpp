@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "xgemm/core/limits.h"
+#include "xgemm/core/split_k.h"
 #include "xgemm/core/tile_scheduler.h"
 #include "xgemm/dispatch/cost.h"
 #include "xgemm/dispatch/recent.h"
@@ -240,6 +241,68 @@ void with_terms() {
   expect(near(of_batch[kResults], .02) && near(of_batch[kFirstElements + 2], 1) &&
              near(terms(batch)[kFirstElements + 2], .2) && of_batch[kSeveral] == 0,
          "what a batch shares counts once");
+}
+
+// No row takes less than its bound, whatever its costs; one without a bound is never passed over.
+void with_bounds() {
+  std::mt19937 random(9);
+  std::uniform_real_distribution<double> octaves(0, 1);
+  const auto size = [&](double most) {
+    return static_cast<int64_t>(std::exp2(octaves(random) * most));
+  };
+  bool holds = true, is_one = true;
+  double near = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Costs costs;
+    for (double& cost : costs) cost = random() % 3 ? std::exp2(10 * octaves(random) - 5) : 0;
+    Stage s;
+    s.splits = random() % 2;
+    const Tile t{.BM = 16 << random() % 5,
+                 .BN = 16 << random() % 5,
+                 .BK = 8 << random() % 4,
+                 .TM = 8,
+                 .TN = 8,
+                 .buffers = 0,
+                 .min_blocks = 1 + static_cast<int>(random() % 2)};
+    Gemm g = contiguous(size(16), size(16), size(20), random() % 2, random() % 2, size(6));
+    g.share = random() % 2 ? 32 * size(8) : 0;
+    const Spread spread(s, t);
+    const bool turned = random() % 2;
+    const int sm_count = 1 + static_cast<int>(random() % 150);
+    const double us = time_of(costs, Asked(g), spread, turned, sm_count);
+    const double bound = Bound(costs, spread).of(Asked(g), spread, turned, 1. / sm_count);
+    holds = holds && 0 <= bound && bound <= us;
+    if (us > 0) near = std::max(near, bound / us);
+    costs[random() % kTerms] = -1e-3;
+    is_one = is_one && Bound(costs, spread).of(Asked(g), spread, turned, 1. / sm_count) == 0;
+  }
+  expect(holds, "a bound is no more than the time");
+  expect(near > .99, "and sometimes nearly all of it");
+  expect(is_one, "costs below zero have none");
+}
+
+// Of random problems, the row that is picked is the last of the least time among those that may be.
+void is_the_least(const std::vector<Stage>& all, const Table& table) {
+  const Selector selector(all, table);
+  std::mt19937 random(11);
+  std::uniform_real_distribution<double> octaves(0, 14);
+  const auto size = [&] { return static_cast<int64_t>(std::exp2(octaves(random))); };
+  for (int i = 0; i < 1500; ++i) {
+    Gemm g = contiguous(size(), size(), size(), random() % 2, random() % 2,
+                        random() % 4 ? 1 : 1 + static_cast<int64_t>(random() % 50));
+    if (random() % 4 == 0) ++g.a.data;
+    if (random() % 4 == 0) g.b.bs = 0;
+    const bool strict = random() % 2;
+    if (strict || is_narrow(g.m, g.n)) g.share = split_k_size(g.m, g.n, g.k, g.batch);
+    const Device device = i % 3 ? kH200 : i % 2 ? Device{80, 108} : Device{86, 84};
+    const size_t room = random() % 4 ? kAnyWorkspace : size_t{1} << random() % 30;
+    Pick least;
+    double us = INFINITY;
+    const Choice choice = selector.weigh(g, device, strict, room);
+    for (const Candidate& c : choice.candidates)
+      if (c.why_not.empty() && c.microseconds <= us) least = {c.stage, c.row}, us = c.microseconds;
+    expect(same(selector.pick(g, device, strict, room), least), "the least for " + name_of(g));
+  }
 }
 
 TunedRecord record_of(const Gemm& g, bool strict, std::vector<TunedRecord::Time> times) {
@@ -515,7 +578,10 @@ void with_other_stages() {
 void test_select() {
   is_total(stages(Flavour::host), measured_table());
   is_total(stages(Flavour::host), Table{});
+  is_the_least(stages(Flavour::host), measured_table());
+  is_the_least(stages(Flavour::host), Table{});
   with_terms();
+  with_bounds();
   with_measurements();
   with_other_stages();
   with_tuned_problems();

@@ -1,5 +1,7 @@
 // What the decomposition says of rows, when their products may stand, and where limbs lie:
 // decompose_rows.h, certificate.h, limbs.h.
+#include "xgemm/emulation/limbs.h"
+
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "check.h"
-#include "xgemm/emulation/limbs.h"
 #include "xgemm/mainloop/recompute.h"
 
 namespace xgemm {

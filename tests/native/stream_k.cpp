@@ -1,11 +1,12 @@
 // How tiles are shared out along K: the pure functions of stream_k.h, walked exhaustively.
+#include "xgemm/core/stream_k.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "check.h"
-#include "xgemm/core/stream_k.h"
 
 namespace xgemm {
 namespace {

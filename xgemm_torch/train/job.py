@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -172,7 +172,9 @@ class Job:
             total=config.steps, initial=trainer.step, desc=f"{name:>9}", unit="step",
             mininterval=0.2 if sys.stderr.isatty() else 10.0, dynamic_ncols=True,
         )  # fmt: skip
-        with bar, _stop_requests() as stop:
+        counts = name == RUNS[1] and measure.may_recompute(config)
+        counting = trainer.counting() if counts else nullcontext()
+        with bar, counting, _stop_requests() as stop:
             while trainer.step < config.steps:
                 trainer.advance()
                 saving = trainer.step % self.checkpoint_every == 0 or bool(stop)
@@ -191,6 +193,7 @@ class Job:
         self.state["finished"][name] = {
             "losses": list(trainer.losses),
             "step_ms": list(trainer.step_ms),
+            "recomputed": list(trainer.recomputed),
             "validation": trainer.validate(self.corpus),
             "sample": report.printable(sample),
             "shares": None,

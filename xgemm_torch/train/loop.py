@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..recomputed import Recomputed, count_recomputed
 from .config import Config
 from .data import Batches, Corpus
 from .model import GPT
@@ -75,8 +77,13 @@ class Trainer:
         self.clock = StepClock(self.device)
         self.losses: list[float] = []
         self.step_ms: list[float | None] = []
+        # Of each step, how many units of products were made anew; None where nobody counts them.
+        self.recomputed: list[int | None] = []
+        self.count: Recomputed | None = None
         self.step = 0
         self._unread: list[torch.Tensor] = []
+        self._snapshots: list[torch.Tensor] = []
+        self._counted = 0
         self._since_start = 0
         torch.manual_seed(config.seed)
 
@@ -87,6 +94,16 @@ class Trainer:
             return self.config.learning_rate * (step + 1) / rise
         done = (step - rise) / max(1, self.config.steps - rise)
         return self.config.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count units made anew, step by step, inside the ``with`` block."""
+        with count_recomputed(self.device) as count:
+            self.count, self._counted = count, 0
+            try:
+                yield
+            finally:
+                self.count = None
 
     def advance(self) -> None:
         """Do one optimizer step; its loss and time are read back by ``read``."""
@@ -101,6 +118,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.clock.step(start, self.clock.mark())
         self._unread.append(loss.detach())
+        if self.count is not None:
+            self._snapshots.append(self.count.snapshot())
         self.step += 1
 
     def read(self) -> None:
@@ -111,13 +130,24 @@ class Trainer:
             self.step_ms.append(ms if self._since_start >= WARM_UP else None)
             self._since_start += 1
         losses = torch.stack(self._unread).tolist()
-        self._unread = []
         self.losses.extend(losses)
+        self.recomputed.extend(self._read_counts())
+        self._unread, self._snapshots = [], []
         for step, loss in enumerate(losses, self.step - len(losses) + 1):
             if not math.isfinite(loss):
                 raise FloatingPointError(
                     f"train: the loss of step {step} is {loss}; a smaller --lr may help"
                 )
+
+    def _read_counts(self) -> list[int | None]:
+        """Of each unread step, the units that were made anew in it."""
+        if not self._snapshots:
+            return [None] * len(self._unread)
+        found: list[int | None] = []
+        for words in torch.cat(self._snapshots).tolist():
+            found.append((words - self._counted) % 2**32)
+            self._counted = words
+        return found
 
     def due(self, every: int) -> bool:
         """Say whether losses must be read now: always on a CPU, where it costs nothing."""
@@ -146,6 +176,7 @@ class Trainer:
             "data": self.batches.state(),
             "losses": list(self.losses),
             "step_ms": list(self.step_ms),
+            "recomputed": list(self.recomputed),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -158,3 +189,5 @@ class Trainer:
         self.batches.restore(state["data"])
         self.step = state["step"]
         self.losses, self.step_ms = list(state["losses"]), list(state["step_ms"])
+        # Checkpoints from before there was such a count have none.
+        self.recomputed = list(state.get("recomputed", [None] * len(self.losses)))

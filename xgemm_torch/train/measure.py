@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import xgemm_torch
 
 from ..explain_command import choose
+from ..registry import stages
 from .config import Config
 from .data import Batches, Corpus
 from .loop import WARM_UP, StepClock, Trainer
@@ -104,11 +105,19 @@ def prepare(config: Config) -> Callable[[nn.Module], xgemm_torch.ConvertReport]:
     )
 
 
+def may_recompute(config: Config) -> bool:
+    """Say whether stages that make units of their results anew may take the job's products."""
+    if config.kernel == "auto":
+        return config.device == "cuda" and config.precision == "fp32"
+    return any(stage.unit_rows for stage in stages() if stage.name == config.kernel)
+
+
 def products(model: nn.Module, config: Config) -> list[dict[str, Any]]:
     """Say which kernel runs each product of each converted layer, equal ones once with a count.
 
     A row holds layer, count, product, layout (of the operands as they lie), m, n, k, kernel, why,
-    and the kernel that an H200 would run for the same problem.
+    the units of its result that the kernel certifies (or None), and the kernel that an H200 would
+    run for the same problem.
     """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, layer in model.named_modules():
@@ -129,7 +138,8 @@ def products(model: nn.Module, config: Config) -> list[dict[str, Any]]:
             h200 = choose(m, n, k, trans_a=trans_a, trans_b=trans_b, sm=90, sm_count=132)
             row = {
                 "layer": label, "product": product, "layout": layout, "m": m, "n": n, "k": k,
-                "kernel": chosen.kernel, "why": chosen.why, "kernel_on_h200": h200["kernel"],
+                "kernel": chosen.kernel, "why": chosen.why, "units": chosen.units,
+                "kernel_on_h200": h200["kernel"],
             }  # fmt: skip
             rows.setdefault(tuple(row.values()), {**row, "count": 0})["count"] += 1
     return list(rows.values())

@@ -31,7 +31,10 @@ def printable(text: bytes) -> str:
 
 
 def complete(summary: dict[str, Any]) -> None:
-    """Add to a summary what follows from its runs: medians, final losses, differences."""
+    """Add to a summary what follows from its runs: medians, final losses, differences.
+
+    ``recomputed`` is added where units of products were counted (`_recomputed`).
+    """
     tokens = summary["config"]["batch"] * summary["config"]["seq"]
     for run in summary["runs"].values():
         timed = [ms for ms in run["step_ms"] if ms is not None]
@@ -39,6 +42,10 @@ def complete(summary: dict[str, Any]) -> None:
         run["final_loss"] = fmean(run["losses"][-FINAL_STEPS:])
         run["median_step_ms"] = median(timed) if timed else None
         run["tokens_per_s"] = tokens / run["median_step_ms"] * 1e3 if timed else None
+        if all(n is None for n in run.get("recomputed", [])):  # not counted
+            run.pop("recomputed", None)
+    if (anew := _recomputed(summary)) is not None:
+        summary["recomputed"] = anew
     stock, converted = (summary["runs"][name]["losses"] for name in RUNS)
     gaps = [abs(one - other) for one, other in zip(stock, converted, strict=True)]
     largest = max(range(len(gaps)), key=gaps.__getitem__)
@@ -48,6 +55,23 @@ def complete(summary: dict[str, Any]) -> None:
         "first_nonzero_step": next((i + 1 for i, gap in enumerate(gaps) if gap), None),
         "mean": fmean(gaps),
     }
+
+
+def _recomputed(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """Units of products that were made anew in the converted run, or None where there are none.
+
+    Returns:
+        ``per_step``: the mean of its timed steps, of all where none was timed; ``steps``: how many
+        these are; ``units``: those of all products of a step.
+    """
+    run = summary["runs"][RUNS[1]]
+    counts = run.get("recomputed", [])
+    units = sum(row["count"] * (row["units"] or 0) for row in summary.get("products", []))
+    timed = [n for n, ms in zip(counts, run["step_ms"], strict=False) if ms is not None]
+    counted = [n for n in timed or counts if n is not None]
+    if not units or not counted:
+        return None
+    return {"per_step": fmean(counted), "steps": len(counted), "units": units}
 
 
 def _ms(value: float | None) -> str:
@@ -81,6 +105,8 @@ def _runs_table(summary: dict[str, Any]) -> Fitted:
         "tokens/s in the run",
         ["-" if run["tokens_per_s"] is None else f"{run['tokens_per_s']:,.0f}" for run in runs],
     )
+    if anew := summary.get("recomputed"):
+        row("units made anew a step", ["-", f"{anew['per_step']:,.1f} of {anew['units']:,}"])
     row("share of time in GEMMs", [f"{run['shares']['gemm_share']:.0%}" for run in runs])
     row("GEMM time a step", [_ms(run["shares"]["gemm_ms"]) for run in runs])
     return table

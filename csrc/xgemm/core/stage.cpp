@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "xgemm/core/limits.h"
+#include "xgemm/core/tile_scheduler.h"
 
 namespace xgemm {
 namespace {
@@ -93,6 +94,11 @@ const Stage* find_stage(Flavour flavour, const std::string& name) {
 
 size_t workspace_of(const Stage& s, const Gemm& g, const Context& context) {
   return s.workspace && !too_deep(g) ? s.workspace(g, context) : 0;
+}
+
+int64_t units_of(const Stage& s, int row, const Gemm& g) {
+  if (!s.unit_rows) return 0;
+  return tile_count(g, s.unit_rows, s.tiles[static_cast<size_t>(row)].BN) * g.batch;
 }
 
 std::string refusal(const Stage& s, const Gemm& g, const Device& device) {

@@ -50,6 +50,9 @@ struct Stage {
   // Whether `auto` considers it. False for rungs that were the fastest nowhere: it then takes one
   // only where nothing else can run.
   bool auto_choice = true;
+  // It certifies results by units of D of so many rows, each as wide as its tile, and makes those
+  // anew of which one is uncertain; 0: there are no such units.
+  int unit_rows = 0;
   // What stands for the products of floats in this problem, in words. Null: they do themselves.
   const char* (*scheme)(const Gemm&, const Context&) = nullptr;
 
@@ -77,6 +80,9 @@ const Stage* find_stage(Flavour flavour, const std::string& name);
 
 // Bytes of workspace for the context's device, row and packed_b.
 size_t workspace_of(const Stage& stage, const Gemm& g, const Context& context);
+
+// How many units the result has, if it comes from this row of the stage; 0 where there are none.
+int64_t units_of(const Stage& stage, int row, const Gemm& g);
 
 // Why the stage cannot run this problem there, or an empty string ...
 std::string refusal(const Stage& stage, const Gemm& g, const Device& device);

@@ -53,8 +53,14 @@ constexpr const char* kTermWords[kTerms] = {
 
 using Costs = std::array<double, kTerms>;
 
-// std::ceil, but for what is above a whole number by rounding.
-inline double up(double x) { return std::ceil(x * (1 - 1e-12)); }
+// std::ceil, but for what is above a whole number by rounding. Where machines need not have an
+// instruction for it, std::ceil is a call.
+inline double up(double x) {
+  const double least = x * (1 - 1e-12);
+  if (!(least < 0x1p52)) return std::ceil(least);
+  const auto whole = static_cast<double>(static_cast<int64_t>(least));
+  return whole + static_cast<double>(whole < least);  // without a branch
+}
 
 // How an operand lies: +2 across k, +1 where it cannot be moved as 16-byte vectors.
 struct Side {
@@ -108,15 +114,21 @@ struct Spread {
         per_resident(1. / t.min_blocks) {}
 };
 
+// Blocks of a problem.
+inline double blocks_of(const Asked& p, const Spread& t, bool turned) {
+  const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
+  return up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch * (t.splits ? p.chains : 1);
+}
+
 // once, work and memory are called with a term of that part of the time and how much there is of
 // it. `turned`: rows of D are its columns.
 template <class Once, class Work, class Memory>
-void each_term(const Asked& p, const Spread& t, bool turned, int sm_count, Once once, Work work,
-               Memory memory) {
+[[gnu::always_inline]] inline void each_term(const Asked& p, const Spread& t, bool turned,
+                                             int sm_count, Once once, Work work, Memory memory) {
   const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
   const double chains = t.splits ? p.chains : 1, per_sm = 1. / sm_count;
   const double depth = up((t.splits ? p.chain : p.k) * t.per_slice) * t.slice;
-  const double blocks = up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch * chains;
+  const double blocks = blocks_of(p, t, turned);
   const double share = blocks * per_sm * t.per_resident, waves = up(share),
                busiest = up(blocks * per_sm) * t.per_resident;
   once(kLaunch, 1.);
@@ -152,6 +164,36 @@ inline double time_of(const Costs& costs, const Asked& p, const Spread& t, bool 
   each_term(p, t, turned, sm_count, into(once), into(work), into(memory));
   return once + std::sqrt(work * work + memory * memory);
 }
+
+// What a row takes at least, of few of its terms: its launch, and the work of its share of the
+// rounds, or of a single round, whichever is more. Memory, and what operands that do not lie along
+// k take longer, come on top.
+class Bound {
+ public:
+  Bound() = default;  // 0 microseconds
+  Bound(const Costs& costs, const Spread& t) {
+    // A term below zero would make sums of some terms no bound.
+    for (const double cost : costs)
+      if (!(cost >= 0)) return;
+    constexpr double kRounded = 1 - 1e-9;  // far more than sums in another order differ by
+    const auto its = [&](Term term) { return costs[static_cast<size_t>(term)] * kRounded; };
+    once_ = its(kLaunch), of_k_ = its(kDepth);
+    all_ = its(kWaves) + its(kBusiest) + its(kShare);
+    all_of_k_ = its(kWavesDepth) + its(kBusiestDepth) + its(kShareDepth);
+    one_ = its(kWaves) + its(kBusiest) * t.per_resident;
+    one_of_k_ = its(kWavesDepth) + its(kBusiestDepth) * t.per_resident;
+  }
+
+  // In microseconds; per_sm: 1 / multiprocessors.
+  double of(const Asked& p, const Spread& t, bool turned, double per_sm) const {
+    const double share = blocks_of(p, t, turned) * per_sm * t.per_resident;
+    const double k = t.splits ? p.chain : p.k;
+    return once_ + k * of_k_ + std::max(share * (all_ + k * all_of_k_), one_ + k * one_of_k_);
+  }
+
+ private:
+  double once_ = 0, of_k_ = 0, all_ = 0, all_of_k_ = 0, one_ = 0, one_of_k_ = 0;
+};
 
 // All terms of a problem.
 inline std::array<double, kTerms> terms_of(const Asked& p, const Spread& t, bool turned,

@@ -1,6 +1,7 @@
 #include "xgemm/dispatch/select.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <iterator>
@@ -64,6 +65,12 @@ struct Promise {
         several(split_k_slices(g) > 1),
         narrow(is_narrow(g.m, g.n)),
         few(is_few(g.m, g.n)) {}
+
+  // Promises are numbered.
+  static constexpr size_t kAll = 16;
+  explicit Promise(size_t number)
+      : strict(number & 1), several(number & 2), narrow(number & 4), few(number & 8) {}
+  size_t number() const { return size_t{strict} + 2 * several + 4 * narrow + 8 * few; }
 };
 
 // What the stage would break of it, or null.
@@ -83,6 +90,11 @@ const char* breaks(const Stage& s, const Promise& p) {
 // Whether auto may take the stage; `all`: one that it does not consider, too.
 bool use(const Stage& s, const Gemm& g, const Device& device, const Promise& promise, bool all) {
   return (all || s.auto_choice) && !breaks(s, promise) && takes(s, g, device);
+}
+
+// Whether there is code of the stage for the device: takes() wants it, too.
+bool has_code(const Stage& s, int sm) {
+  return !sm || (s.min_sm <= sm && (!s.max_sm || sm <= s.max_sm));
 }
 
 // Whether a row that could run at all has room: shared memory for a block, and a workspace.
@@ -164,11 +176,25 @@ Selector::Selector(std::span<const Stage> all, const Table& table) : all_(all), 
       const auto known = std::find_if(table.rows.begin(), table.rows.end(), [&](const TableRow& r) {
         return describes(r, s, s.tiles[i]);
       });
-      rows_.push_back({&s, static_cast<int>(i), known == table.rows.end() ? nullptr : &*known,
-                       Spread(s, s.tiles[i]), s.tiles[i].smem()});
+      const Spread spread(s, s.tiles[i]);
+      rows_.push_back({&s, static_cast<int>(i), nullptr, spread, {}, s.tiles[i].smem()});
+      if (known == table.rows.end()) continue;
+      rows_.back().known = &*known;
+      rows_.back().bound = Bound(known->costs, spread);
     }
   }
   first_.push_back(rows_.size());
+  candidates_.resize(Promise::kAll);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    all_rows_.push_back(i);
+    const Stage& s = *rows_[i].stage;
+    for (size_t number = 0; number < Promise::kAll; ++number)
+      if (s.auto_choice && !breaks(s, Promise(number))) candidates_[number].push_back(i);
+  }
+}
+
+bool Selector::turned(const Row& r, const Gemm& g) {
+  return r.stage->turns && r.stage->turns(g, tile_of(r));
 }
 
 const Tile& Selector::tile_of(const Row& r) { return r.stage->tiles[static_cast<size_t>(r.row)]; }
@@ -206,8 +232,8 @@ size_t Selector::least(size_t first, size_t last, const Gemm& g, const Device& d
       unknown = true;
       continue;
     }
-    const bool turned = r.stage->turns && r.stage->turns(g, tile_of(r));
-    offer(i, time_of(r.known->costs, asked, r.spread, turned, device.sm_count), Basis::estimated);
+    offer(i, time_of(r.known->costs, asked, r.spread, turned(r, g), device.sm_count),
+          Basis::estimated);
   }
   // A new row is set beside the best known one: their rates' ratio, at that one's time. Rates are
   // of 4096^3: of few rows or a short K they say nothing.
@@ -224,19 +250,71 @@ size_t Selector::least(size_t first, size_t last, const Gemm& g, const Device& d
   return best;
 }
 
+// The same row sooner, of those that are numbered in `some`, in rising order, or rows_.size():
+// nobody is to see the others, and of most of them a bound says enough. `early` is asked of all
+// rows' stages and lets through what `use` does; `use`, and how much workspace a row needs, only
+// where a row would be the best.
+template <class Early, class Use>
+size_t Selector::quickest(std::span<const size_t> some, const Gemm& g, const Device& device,
+                          size_t workspace, Early early, Use use) const {
+  constexpr size_t kMost = 128;
+  if (some.empty()) return rows_.size();
+  const auto one_by_one = [&] {
+    const size_t last = some.back() + 1;
+    const size_t best =
+        least(some.front(), last, g, device, workspace, use, [](size_t, double, Basis) {});
+    return best < last ? best : rows_.size();
+  };
+  if (some.size() > kMost) return one_by_one();
+  const Asked asked(g);
+  const int room = device.sm ? smem_of_block(device.sm) : INT_MAX;
+  const double per_sm = 1. / device.sm_count;
+  size_t rows[kMost], count = 0;
+  double bounds[kMost], least_bound = INFINITY;
+  for (const size_t i : some) {
+    const Row& r = rows_[i];
+    if (r.smem > room || !early(*r.stage)) continue;
+    // Of those that the table does not know there is no bound.
+    if (!r.known) return one_by_one();
+    const double bound = r.bound.of(asked, r.spread, turned(r, g), per_sm);
+    rows[count] = i, bounds[count] = bound;
+    least_bound = std::min(bound, least_bound);
+    ++count;
+  }
+  // The row of the least bound comes first, so that most others need not be looked at.
+  size_t first = 0;
+  while (first + 1 < count && bounds[first] != least_bound) ++first;
+  if (count) std::swap(rows[0], rows[first]), std::swap(bounds[0], bounds[first]);
+  size_t best = rows_.size();
+  double least = INFINITY;
+  for (size_t at = 0; at < count; ++at) {
+    if (bounds[at] > least) continue;
+    const size_t i = rows[at];
+    const Row& r = rows_[i];
+    const double us = time_of(r.known->costs, asked, r.spread, turned(r, g), device.sm_count);
+    if (best < rows_.size() && !(us < least || (us == least && i > best))) continue;
+    if (use(*r.stage) && (workspace == kAnyWorkspace ||
+                          workspace_of(*r.stage, g, {.device = device, .row = r.row}) <= workspace))
+      best = i, least = us;
+  }
+  return best;
+}
+
 Pick Selector::pick(const Gemm& g, const Device& device, bool strict, size_t workspace,
                     const TunedGpu* tuned) const {
   if (const TunedTime* t = least_of(find(tuned, g, strict), g, device, strict, workspace))
     return {t->stage, t->row};
   const Promise promise(g, strict);
-  for (const bool all : {false, true}) {
-    const size_t best = least(
+  size_t best = quickest(
+      candidates_[promise.number()], g, device, workspace,
+      [sm = device.sm](const Stage& s) { return has_code(s, sm); },
+      [&](const Stage& s) { return use(s, g, device, promise, false); });
+  if (best == rows_.size())
+    best = least(
         0, rows_.size(), g, device, workspace,
-        [&](const Stage& s) { return use(s, g, device, promise, all); },
+        [&](const Stage& s) { return use(s, g, device, promise, true); },
         [](size_t, double, Basis) {});
-    if (best < rows_.size()) return {rows_[best].stage, rows_[best].row};
-  }
-  return {};
+  return best < rows_.size() ? Pick{rows_[best].stage, rows_[best].row} : Pick{};
 }
 
 int Selector::row(const Stage& stage, const Gemm& g, const Device& device, bool strict,
@@ -246,11 +324,11 @@ int Selector::row(const Stage& stage, const Gemm& g, const Device& device, bool 
     for (const TunedTime& t : problem->times)
       if (t.stage == &stage && has_room(stage, t.row, g, device, kAnyWorkspace)) return t.row;
   const auto number = static_cast<size_t>(&stage - all_.data());
-  const size_t first = first_[number], last = first_[number + 1];
-  const size_t best = least(
-      first, last, g, device, kAnyWorkspace, [](const Stage&) { return true; },
-      [](size_t, double, Basis) {});
-  return best < last ? rows_[best].row : 0;  // none fits: the stage is refused there
+  const size_t first = first_[number], count = first_[number + 1] - first;
+  const auto any = [](const Stage&) { return true; };
+  const size_t best =
+      quickest(std::span(all_rows_).subspan(first, count), g, device, kAnyWorkspace, any, any);
+  return best < rows_.size() ? rows_[best].row : 0;  // none fits: the stage is refused there
 }
 
 Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t workspace,

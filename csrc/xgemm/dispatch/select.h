@@ -52,8 +52,8 @@ struct Choice {
 };
 
 // Chooses among `all` (stages(flavour), or a list of a test) by what `table` says; both must
-// outlive it. `strict` leaves only the stages that keep the bits of the chains, `workspace` only
-// the rows that need no more bytes of it.
+// outlive it, and keep their tiles and what they say of bits. `strict` leaves only the stages that
+// keep the bits of the chains, `workspace` only the rows that need no more bytes of it.
 //
 // A row's time is the sum of its terms at the costs that the table has for it (cost.h). A row that
 // the table does not know has a time from Tile::rate alone, set beside the best row that it does
@@ -81,19 +81,26 @@ class Selector {
     int row;
     const TableRow* known;  // null where the table does not know it
     Spread spread;
+    Bound bound;
     int smem;  // of a block, in bytes
   };
   static const Tile& tile_of(const Row& r);
+  static bool turned(const Row& r, const Gemm& g);
   size_t number_of(const Pick& p) const;  // in rows_
   template <class Use, class See>
   size_t least(size_t first, size_t last, const Gemm& g, const Device& device, size_t workspace,
                Use use, See see) const;
+  template <class Early, class Use>
+  size_t quickest(std::span<const size_t> some, const Gemm& g, const Device& device,
+                  size_t workspace, Early early, Use use) const;
   std::string why(const std::vector<Candidate>& all, size_t chosen) const;
 
   std::span<const Stage> all_;
   const Table& table_;
   std::vector<Row> rows_;  // of all stages, by rung and row
   std::vector<size_t> first_;  // of each stage, into rows_
+  std::vector<size_t> all_rows_;  // 0, 1, ...
+  std::vector<std::vector<size_t>> candidates_;  // by what was promised, those that auto may take
 };
 
 }  // namespace xgemm

@@ -141,6 +141,7 @@ static const Register stage(
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
                .strict = false,
+               .unit_rows = kUnitRows,
                .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
                .refuse = too_deep_to_decompose,
                .workspace = workspace,

@@ -39,6 +39,7 @@ static const Register stage(
      .min_sm = 90,
      .max_sm = 90,
      .strict = false,
+     .unit_rows = kUnitRows,
      .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
      .refuse = too_large,
      .workspace = workspace,

@@ -38,6 +38,7 @@ static const Register stage(
                .max_sm = 90,
                .strict = false,
                .auto_choice = false,
+               .unit_rows = kUnitRows,
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
                .refuse = too_large,
                .workspace = workspace,
