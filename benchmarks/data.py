@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from xgemm_torch.console import Fitted
 
-RMS_FLOOR, LARGEST_FLOOR, LARGEST_LIMIT, MEAN_FLOOR = 1.25, 8.0, 1.5, 4.0
 # Elements whose errors are measured, about, and the most rows that hold them.
 SAMPLED, MOST_ROWS = 16384, 8192
 ROUNDS, SAMPLE_MS = 5, 2.0
@@ -96,20 +95,6 @@ class GpuTimer:
         return Times(of_ours, of_normal, of_mm)
 
 
-def broken(found: accuracy.Errors, chain: accuracy.Errors) -> dict[str, str]:
-    """Say which terms of the contract a sample's errors break."""
-    limits = {
-        "rms": (found.rms, max(chain.rms, RMS_FLOOR)),
-        "largest": (found.largest, max(LARGEST_LIMIT * chain.largest, LARGEST_FLOOR)),
-        "mean": (abs(found.mean), max(abs(chain.mean), MEAN_FLOOR)),
-    }
-    return {
-        term: f"{value:.3g} > {limit:.3g}"
-        for term, (value, limit) in limits.items()
-        if not value <= limit
-    }
-
-
 def check(p: Problem, stage: str, a: Tensor, b: Tensor) -> dict[str, Any]:
     """Compare a stage's result with the strict chain's and, in sampled rows, with float64."""
     # The allocator gives this block to the result: what is left unwritten is then NaN.
@@ -125,7 +110,8 @@ def check(p: Problem, stage: str, a: Tensor, b: Tensor) -> dict[str, Any]:
     rows = torch.linspace(0, p.m - 1, count).round().long().to(a.device)
     exact = accuracy.Exact(a[rows], b)
     found, its = exact.errors(result[rows]), exact.errors(chain[rows])
-    terms = broken(found, its)
+    terms = accuracy.broken(found, its)
+    terms.pop("astray", None)  # of these rows; below, of all
     misplaced = int((differs & special).sum())
     selections = int(rows_of_one.sum() + columns_of_one.sum())
     inexact = int((differs.any(1) & rows_of_one).sum() + (differs.any(0) & columns_of_one).sum())

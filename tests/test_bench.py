@@ -463,17 +463,6 @@ def test_data_check_notices_one_wrong_element(kinds, monkeypatch, name, value, t
     assert term in data.check(p, "sgemm", *kinds.operands(name, p, "cpu"))["broken"]
 
 
-def test_data_contract_has_a_floor():
-    import data
-
-    errors = accuracy.Errors
-    chain = errors(0.5, 2.0, 0.1, 0)
-    assert not data.broken(errors(1.25, 8.0, -4.0, 0), chain)
-    assert set(data.broken(errors(1.26, 8.1, -4.1, 0), chain)) == {"rms", "largest", "mean"}
-    assert not data.broken(errors(9.0, 29.0, 7.0, 0), errors(9.0, 20.0, -7.0, 0))
-    assert "rms" in data.broken(errors(float("nan"), 0.0, 0.0, 0), chain)
-
-
 def test_data_baseline_has_operands_of_its_own(kinds, monkeypatch):
     """A graph reads addresses: normal data must be there still when cells have come and gone."""
     import gc
