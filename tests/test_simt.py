@@ -181,11 +181,12 @@ IN_STAGES = {
 # Few problems take several launches.
 SITES = {site: kind for site, kind in IN_STAGES.items() if kind != "launch wait"}
 
-# Kernels that several stages share are in headers; an instruction's own header is none of those.
+# Kernels that several stages share are in headers; an instruction's own header is none of those, nor
+# is the one that declares what the emulator does.
 HEADER_SITES = {
     site: kind
     for path in sorted(STAGE_FILES.parent.rglob("*.h"))
-    if path.parent.name != "ptx"
+    if path.parent.name != "ptx" and path.name != "platform_host.h"
     for site, kind in sites_in(path).items()
 } | {site: kind for site, kind in IN_STAGES.items() if kind == "launch wait"}
 
