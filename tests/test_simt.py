@@ -181,8 +181,8 @@ IN_STAGES = {
 # Few problems take several launches.
 SITES = {site: kind for site, kind in IN_STAGES.items() if kind != "launch wait"}
 
-# Kernels that several stages share are in headers; an instruction's own header is none of those, nor
-# is the one that declares what the emulator does.
+# Kernels that several stages share are in headers. An instruction's own header is none of those,
+# nor is the one that declares what the emulator does.
 HEADER_SITES = {
     site: kind
     for path in sorted(STAGE_FILES.parent.rglob("*.h"))
