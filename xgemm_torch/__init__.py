@@ -82,7 +82,6 @@ __all__ = [
     "Tile",
     "addmm",
     "bmm",
-    "split_k_size",
     "convert",
     "count_recomputed",
     "explain",
@@ -94,6 +93,7 @@ __all__ = [
     "revert",
     "sgemm",
     "simt",
+    "split_k_size",
     "stages",
     "tuned",
 ]

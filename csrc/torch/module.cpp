@@ -10,7 +10,6 @@
 
 #include "emulator/simt_control.h"
 #include "ops.h"
-#include "xgemm/core/limits.h"
 #include "xgemm/core/split_k.h"
 #include "xgemm/dispatch/cost.h"
 #include "xgemm/dispatch/overrides.h"
@@ -113,18 +112,10 @@ std::string scheme_of(const Candidate& c, const Gemm& g, const Device& device) {
   return words;
 }
 
-// Whether the row runs when its stage is called by its name: a row that simt asks for comes first.
-bool runs_by_name(const Candidate& c, const Device& device) {
-  const int row = simt::settings().row;
-  const auto& tiles = c.stage->tiles;
-  const bool forced = row >= 0 && row < static_cast<int>(tiles.size()) &&
-                      fits(tiles[static_cast<size_t>(row)], device);
-  return forced ? c.row == row : c.by_name;
-}
-
 std::string json(const Candidate& c, const Gemm& g, const Device& device) {
   const bool legal = c.why_not.empty();
   const int64_t units = units_of(*c.stage, c.row, g);
+  const bool by_name = row_by_name(*c.stage, device, c.by_name ? c.row : -1) == c.row;
   std::ostringstream s;
   s << "{\"kernel\":" << quoted(c.stage->name) << ",\"row\":" << c.row
     << ",\"legal\":" << (legal ? "true" : "false") << ",\"able\":" << (c.able ? "true" : "false")
@@ -132,8 +123,8 @@ std::string json(const Candidate& c, const Gemm& g, const Device& device) {
     << ",\"blocks\":" << c.blocks << ",\"scheme\":" << quoted(scheme_of(c, g, device))
     << ",\"workspace\":" << c.workspace << ",\"units\":" << (units ? std::to_string(units) : "null")
     << ",\"waves\":" << number(c.waves) << ",\"predicted_us\":" << number(c.microseconds)
-    << ",\"basis\":" << quoted(name(c.basis))
-    << ",\"by_name\":" << (runs_by_name(c, device) ? "true" : "false") << "}";
+    << ",\"basis\":" << quoted(name(c.basis)) << ",\"by_name\":" << (by_name ? "true" : "false")
+    << "}";
   return s.str();
 }
 

@@ -92,14 +92,14 @@ std::vector<Stage> invented_stages() {
 // and scalar loads where vectors do not fit.
 double truth(const Tile& t, const Gemm& g, const Device& device) {
   const int64_t blocks = ceil_div(tile_count(g, t.BM, t.BN), device.sm_count);
-  const double rounds = static_cast<double>(blocks / t.min_blocks),
+  const double waves = static_cast<double>(blocks / t.min_blocks),
                left = static_cast<double>(blocks % t.min_blocks) / t.min_blocks;
   const double scalar = wide_of(g) == 3 ? 1 : 1.15;
   const double along = layout_of(g) == 3 ? 1.06 : 1;
   const double per_sm = t.rate * 1e6 / 132 / scalar / along;
   const double k = static_cast<double>(g.k) + 12 * t.BK;
   const double compute =
-      (rounds + std::pow(left, .75)) * t.min_blocks * 2 * t.BM * t.BN * k / per_sm;
+      (waves + std::pow(left, .75)) * t.min_blocks * 2 * t.BM * t.BN * k / per_sm;
   const double bytes = 4.0 * static_cast<double>(g.m * g.k + g.k * g.n + g.m * g.n);
   return 2.5 + std::hypot(compute, bytes / 4e6);
 }
@@ -218,7 +218,7 @@ void with_terms() {
   const auto near = [](double x, double y) { return std::fabs(x - y) < 1e-9; };
   expect(of[kLaunch] == 1 && of[kSeveral] == 1 && near(of[kChains], .004) && of[kWaves] == 2 &&
              near(of[kBusiest], 1.5) && near(of[kShare], 1.2),
-         "rounds of blocks");
+         "waves of blocks");
   expect(near(of[kDepth], .512) && near(of[kWavesDepth], 1.024) && of[kFill] == 1 &&
              near(of[kBusiestDepth], .768) && near(of[kShareDepth], .6144),
          "whole slices of K");

@@ -501,8 +501,8 @@ int run_all() {
     test("tiles", test_tiles);
     test("tensor maps", test_tensor_maps);
     test("choice", test_select);
-    test("split", test_decompose);
-    test("stream_k", test_stream_k);
+    test("decomposition", test_decompose);
+    test("stream-K", test_stream_k);
     test("aligned copies", test_aligned_copies);
     test("file of tuned problems", test_tuned_file);
     test("rows of tuned problems", test_rows);
@@ -510,7 +510,7 @@ int run_all() {
   test("registry", test_registry);
   test("stages", test_stages);
   if (!kTsan && !kAsan) test("detectors", test_detectors);
-  test("stream_k without room", test_stream_k_without_room);
+  test("stream-K without room", test_stream_k_without_room);
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;
 }

@@ -43,10 +43,10 @@ inline int64_t split_k_size(int64_t m, int64_t n, int64_t k, int64_t batch) {
   const auto cost = [&](int64_t shares, int64_t share) {
     const int64_t of_an_sm = ceil_div(tiles * shares, kSms);
     const int64_t part = kPart[ceil_div(of_an_sm % kind.at_once * 8, kind.at_once)];
-    const int64_t rounds = of_an_sm / kind.at_once * 100 + part;
+    const int64_t waves = of_an_sm / kind.at_once * 100 + part;
     // The sums' way to memory and back, and another launch.
     const int64_t adding = shares > 1 ? 3000 + rows * columns * batch * shares / 300 : 0;
-    return rounds * min_of(share, int64_t{1} << 40) * kind.per_k / 100 + adding;
+    return waves * min_of(share, int64_t{1} << 40) * kind.per_k / 100 + adding;
   };
   int64_t best = 0, least = cost(1, k) * kind.one_chain / 100;
   // So many tiles an SM: few enough ways to ask in every call.

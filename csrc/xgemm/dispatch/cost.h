@@ -1,6 +1,6 @@
 // What the time of a row of a tile table is made of: terms, of which a problem has so many, each at
 // a cost in microseconds that was fitted to measurements, row by row (select_table.inc). Work hides
-// behind memory and the other way wave: they are added up as the legs of a right triangle, which
+// behind memory and the other way round: they are added up as the legs of a right triangle, which
 // fitted better than their sum and than the greater of the two (H200, 2026-11-24).
 #pragma once
 
@@ -166,7 +166,7 @@ inline double time_of(const Costs& costs, const Asked& p, const Spread& t, bool 
 }
 
 // What a row takes at least, of few of its terms: its launch, and the work of its share of the
-// rounds, or of a single round, whichever is more. Memory, and what operands that do not lie along
+// waves, or of a single wave, whichever is more. Memory, and what operands that do not lie along
 // k take longer, come on top.
 class Bound {
  public:

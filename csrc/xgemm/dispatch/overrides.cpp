@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <stdexcept>
+#include <string>
 
 #include "xgemm/core/limits.h"
 #include "xgemm/core/split_k.h"
@@ -11,6 +12,19 @@ namespace {
 
 std::atomic<int> row_asked = -1;
 std::atomic<int64_t> share_asked = -1;
+
+// Why the row cannot be run, or an empty string, as for -1.
+std::string why_not(const Stage& stage, int row, const Device& device) {
+  if (row < 0) return "";
+  if (row >= static_cast<int>(stage.tiles.size()))
+    return "its tile table has " + std::to_string(stage.tiles.size()) + " row(s), row " +
+           std::to_string(row) + " is asked for";
+  const Tile& t = stage.tiles[static_cast<size_t>(row)];
+  if (fits(t, device)) return "";
+  return "row " + std::to_string(row) + " of its tile table needs " + std::to_string(t.smem()) +
+         " bytes of shared memory a block, this device has " +
+         std::to_string(smem_of_block(device.sm));
+}
 
 }  // namespace
 
@@ -26,17 +40,14 @@ int64_t split_k_size_of(const Gemm& g) {
 
 int forced_row(const Stage& stage, const Device& device) {
   const int wanted = row_asked.load(std::memory_order_relaxed);
-  if (wanted >= static_cast<int>(stage.tiles.size()))
-    throw std::invalid_argument(stage.name + ": its tile table has " +
-                                std::to_string(stage.tiles.size()) + " row(s), row " +
-                                std::to_string(wanted) + " is asked for");
-  if (wanted >= 0 && !fits(stage.tiles[static_cast<size_t>(wanted)], device))
-    throw std::invalid_argument(stage.name + ": row " + std::to_string(wanted) +
-                                " of its tile table needs " +
-                                std::to_string(stage.tiles[static_cast<size_t>(wanted)].smem()) +
-                                " bytes of shared memory a block, this device has " +
-                                std::to_string(smem_of_block(device.sm)));
+  if (const std::string why = why_not(stage, wanted, device); !why.empty())
+    throw std::invalid_argument(stage.name + ": " + why);
   return wanted;
+}
+
+int row_by_name(const Stage& stage, const Device& device, int chosen) {
+  const int wanted = row_asked.load(std::memory_order_relaxed);
+  return wanted >= 0 && why_not(stage, wanted, device).empty() ? wanted : chosen;
 }
 
 }  // namespace xgemm

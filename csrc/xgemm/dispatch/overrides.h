@@ -18,4 +18,8 @@ int64_t split_k_size_of(const Gemm& g);
 // the device no room for it.
 int forced_row(const Stage& stage, const Device& device);
 
+// The row that runs when the stage is called by its name, where `chosen` would: Overrides::row, if
+// the stage has it and the device room for it.
+int row_by_name(const Stage& stage, const Device& device, int chosen);
+
 }  // namespace xgemm

@@ -92,9 +92,8 @@ __device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const WgmmaJob& job
   }
 }
 
-// The products of one slice for 64 rows of D, in two groups: acc_hi = those of the first limbs,
-// acc_corr
-// += the others, smallest first. a and b are descriptors of the first limbs.
+// The products of one slice for 64 rows of D, in two groups of wgmma: acc_hi = those of the first
+// limbs, acc_corr += the others, smallest first. a and b are descriptors of the first limbs.
 template <EmulationScheme S, Tile T>
 __device__ __forceinline__ void multiply(float (&acc_hi)[64], float (&acc_corr)[64], uint64_t a,
                                          uint64_t b, bool accumulate) {

@@ -70,8 +70,8 @@ __device__ __forceinline__ void leave_sums(float* tile, const float (&sum)[kNarr
 __device__ __forceinline__ constexpr int sum_row(int e) { return e / 4 * 8 + e % 2; }
 __device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
 
-// store(i, j, x) for each x that a thread has of a tile, as far as D goes. It leaves them for
-// itself: they go round, and have no number that is known only here.
+// store(i, j, x) for each x that a thread has of a tile, as far as D goes: by way of shared memory,
+// where an index may be dynamic as it may not in registers.
 template <int BM, class Store>
 __device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, const TileCoord& o,
                                          const float (&x)[kNarrowSums<BM>], const Store& store) {

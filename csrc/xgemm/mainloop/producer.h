@@ -27,14 +27,14 @@ struct Fetcher {
   const OperandMap& from;
   int thread;
 
-  // A work's slices of the rows from l0 on of matrix z, into the ring from `at` on.
+  // A work tile's slices of the rows from l0 on of matrix z, into the ring from `at` on.
   template <int kBuffers, int BK, int kRow>
   __device__ __forceinline__ void fetch(float (&slices)[kBuffers][BK][kRow],
                                         Mbarrier (&full)[kBuffers], Mbarrier (&empty)[kBuffers],
                                         PipelineState<kBuffers>& at, int64_t z, int64_t l0,
                                         const WorkTile& work) const {
     constexpr int kParts = 4;  // a slice is copied by a loop of so many turns
-    // The operand from the work's first slice on, where counting begins.
+    // The operand from the work tile's first slice on, where counting begins.
     const int64_t first = static_cast<int64_t>(work.first) * BK, K = depth - first;
     View<const float> rows_of = all;
     rows_of.data += z * all.bs + first * all.cs;
@@ -74,7 +74,7 @@ struct Fetcher {
   }
 };
 
-// A problem, and what TMA knows of its operands. What blocks make of it, work by work, is
+// A problem, and what TMA knows of its operands. What blocks make of it, a work tile at a time, is
 // numbered by units: those that derive from this say what a unit is, and where its tile is stored.
 struct FetchJob {
   Gemm g;

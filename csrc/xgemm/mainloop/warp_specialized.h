@@ -67,7 +67,8 @@ __device__ __forceinline__ void multiply_work_tiles(SliceRing<T, kA, kB>& ring, 
     float acc[TM][TN] = {};
     if constexpr (kShared)
       if (work.first > 0) fixup<T>(job.stream_k, acc);
-    // What the main loop carries of a work: its tile, with a bit that says that it has no end.
+    // What the main loop carries of a work tile: its number, with a bit that says that it has no
+    // end.
     const bool stores_partials = kShared && work.last < job.slices;
     const uint32_t tile = work.tile | (stores_partials ? 1u << 31 : 0);
     const int last = job.work_tile(step + 1, next) ? 0 : 1;  // slices left at the end
