@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,8 +17,9 @@ import pytest
 import torch
 
 import xgemm_torch
+from xgemm_torch import console
 from xgemm_torch.__main__ import main
-from xgemm_torch.train import checkpoint, config, data, loop, measure, model, report
+from xgemm_torch.train import checkpoint, config, data, job, loop, measure, model, report
 
 TINY = ["--size", "tiny", "--device", "cpu"]
 
@@ -338,6 +340,41 @@ def test_asked_to_stop_it_saves_its_place_and_says_how_to_go_on(tmp_path):
     state = checkpoint.load(folder / "checkpoint.pt")
     assert f"stopped after step {state['current']['step']} " in output
     assert len(state["current"]["losses"]) == state["current"]["step"]
+
+
+@pytest.mark.parametrize("step", [1, 7, 12], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("moment", ["advance", "due", "read"])
+def test_a_request_to_stop_at_any_moment_of_a_step_loses_no_step(
+    monkeypatch, tmp_path, moment, step
+):
+    requests, plain = [], getattr(loop.Trainer, moment)
+
+    def asked(trainer, *arguments):
+        if trainer.step == (step - 1 if moment == "advance" else step):
+            requests.append(signal.SIGTERM)
+        return plain(trainer, *arguments)
+
+    monkeypatch.setattr(loop.Trainer, moment, asked)
+    monkeypatch.setattr(job, "_stop_requests", lambda: contextlib.nullcontext(requests))
+    run = job.Job(
+        tiny(steps=12), tmp_path, checkpoint_every=5, plot=False, console=console.console()
+    )
+    run.start()
+    with pytest.raises(job.Interrupted, match=f"stopped after step {step} of the stock run"):
+        run.run()
+    saved = checkpoint.load(tmp_path / "checkpoint.pt")["current"]
+    assert saved["step"] == len(saved["losses"]) == step
+
+
+def test_a_request_to_stop_before_the_first_step(monkeypatch, tmp_path):
+    monkeypatch.setattr(job, "_stop_requests", lambda: contextlib.nullcontext([signal.SIGTERM]))
+    run = job.Job(
+        tiny(steps=12), tmp_path, checkpoint_every=5, plot=False, console=console.console()
+    )
+    run.start()
+    with pytest.raises(job.Interrupted, match="stopped after step 0 "):
+        run.run()
+    assert checkpoint.load(tmp_path / "checkpoint.pt")["current"]["step"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -164,29 +164,37 @@ class Job:
     def _train(self, name: str) -> Trainer:
         trainer, config = self._trainer(name), self.config
 
-        def save() -> None:
-            self.state["current"] = trainer.state()
-            self._save()
-
         bar = tqdm(
             total=config.steps, initial=trainer.step, desc=f"{name:>9}", unit="step",
             mininterval=0.2 if sys.stderr.isatty() else 10.0, dynamic_ncols=True,
         )  # fmt: skip
+
+        def show() -> None:
+            trainer.read()
+            if not trainer.losses:  # asked to stop before the first step
+                return
+            rate = report.tokens_per_second(config, trainer.step_ms[-20:])
+            bar.set_postfix_str(f"loss {trainer.losses[-1]:.3f}, {rate}", refresh=False)
+            bar.update(trainer.step - bar.n)
+
+        def save() -> None:
+            self.state["current"] = trainer.state()
+            self._save()
+
         counts = name == RUNS[1] and measure.may_recompute(config)
         counting = trainer.counting() if counts else nullcontext()
         with bar, counting, _stop_requests() as stop:
-            while trainer.step < config.steps:
+            while not stop and trainer.step < config.steps:
                 trainer.advance()
-                saving = trainer.step % self.checkpoint_every == 0 or bool(stop)
+                saving = trainer.step % self.checkpoint_every == 0
                 if saving or trainer.due(self.checkpoint_every):
-                    trainer.read()
-                    rate = report.tokens_per_second(config, trainer.step_ms[-20:])
-                    bar.set_postfix_str(f"loss {trainer.losses[-1]:.3f}, {rate}", refresh=False)
-                    bar.update(trainer.step - bar.n)
+                    show()
                 if saving:
                     save()
-                if stop:
-                    raise Interrupted(f"stopped after step {trainer.step} of the {name} run")
+            if stop:  # at whatever step it was asked for: what is saved is where the run stands
+                show()
+                save()
+                raise Interrupted(f"stopped after step {trainer.step} of the {name} run")
         sample = trainer.model.generate(
             PROMPT, SAMPLE_BYTES, window=config.seq, seed=config.seed
         )
