@@ -74,7 +74,7 @@ def call(stage: str, row: int, share: int, layout: str) -> timing.Call:
     op = timing.stage_call(stage, layout)
 
     def forced(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        with simt.configure(row=row, share=share):
+        with simt.configure(row=row, split_k_size=share):
             return op(a, b)
 
     return forced
@@ -90,14 +90,14 @@ def one_chain(layout: str) -> timing.Call:
 def check() -> dict[str, Any]:
     """Compare bits with the CPU's: every row, layout and some lengths of chains."""
     count, wrong = 0, []
-    stages = [stage for stage in xgemm_torch.stages() if stage.splits]
+    stages = [stage for stage in xgemm_torch.stages() if stage.split_k]
     for m, n, k in CHECKED:
         for layout, (trans_a, trans_b) in timing.LAYOUTS.items():
             a, b = timing.operands(m, n, k, layout, device="cpu", rotate=False)[0]
             c = torch.randn(m, n)
             options = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 1.5, "beta": -0.5}
             for share in (0, 96, 256):
-                with simt.configure(share=share):
+                with simt.configure(split_k_size=share):
                     want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
                     for stage in stages:
                         for row in range(len(stage.tiles)):

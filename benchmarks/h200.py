@@ -72,7 +72,7 @@ def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> di
     verdict: dict[str, Any] = {"wrong": [], "chain_on_cpu": True}
     strict = [name for name in stages if listed[name].strict]
     for name in strict:
-        share = xgemm_torch.split_k_size(size, size, size) if listed[name].splits else 0
+        share = xgemm_torch.split_k_size(size, size, size) if listed[name].split_k else 0
         result = fresh(name, layout, a, b)
         if share not in first:
             first[share] = name, result
@@ -81,7 +81,7 @@ def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> di
                 verdict |= error
             if not error["error_u"] <= error["allowed_u"]:
                 verdict["wrong"].append(f"{name}: {error['error_u']:.3g} u over the bound")
-            with simt.configure(share=share):
+            with simt.configure(split_k_size=share):
                 chain = xgemm_torch.sgemm(
                     picked.cpu(), b.cpu(), trans_a=trans_a, trans_b=trans_b, precision="ieee"
                 )
@@ -108,9 +108,7 @@ def errors(stages: list[str], layout: str, a: Tensor, b: Tensor) -> dict[str, An
     told: dict[str, Any] = {accuracy.CHAIN: asdict(chain)}
     for name in stages:
         found = exact.errors(fresh(name, layout, a, b))
-        told[name] = asdict(found) | {
-            "broken": accuracy.broken(found, chain)
-        }
+        told[name] = asdict(found) | {"broken": accuracy.broken(found, chain)}
     return told
 
 

@@ -40,9 +40,9 @@ def main() -> int:
                 size = xgemm_torch.sgemm(a.abs(), b.abs(), c.abs(), precision="ieee", **options)
                 on_gpu = [t.cuda() for t in (a, b, c)]
                 for (stage, row), share in itertools.product(rows, (0, 64)):
-                    if share and not stage.splits:
+                    if share and not stage.split_k:
                         continue
-                    with simt.configure(row=row, share=share):
+                    with simt.configure(row=row, split_k_size=share):
                         want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
                         got = xgemm_torch.sgemm(*on_gpu, kernel=stage.name, **options).cpu()
                     near = bool(((got - want).abs() <= BOUND * size).all())

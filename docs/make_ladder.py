@@ -105,7 +105,7 @@ def body(text: str) -> list[str]:
     differ between any two stages.
     """
     text = re.sub(r"\A(//.*\n)+", "", text)
-    text = re.sub(r"^static const Register stage\(.*?\}\);\n", "", text, flags=re.S | re.M)
+    text = re.sub(r"^static const Register<run> stage\(.*?\}\);\n", "", text, flags=re.S | re.M)
     text = re.sub(r"^(namespace|inline namespace|\}  // namespace).*\n", "", text, flags=re.M)
     text = re.sub(r"^\}  // (namespace )?XGEMM_FLAVOUR\n|^#pragma once\n", "", text, flags=re.M)
     return re.sub(r"\n{2,}", "\n\n", text.strip()).splitlines()

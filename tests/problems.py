@@ -20,7 +20,7 @@ STAGES = [stage.name for stage in xgemm_torch.stages()]
 STRICT = [stage.name for stage in xgemm_torch.stages() if stage.strict]
 """Those whose bits are those of chains of fused multiply-adds."""
 
-SPLITS = [stage.name for stage in xgemm_torch.stages() if stage.splits]
+SPLITS = [stage.name for stage in xgemm_torch.stages() if stage.split_k]
 """Those of them that make several chains of an element where `split_k_size` says so."""
 
 AUTO = [stage.name for stage in xgemm_torch.stages() if stage.auto_choice]
@@ -179,7 +179,7 @@ def right(
     of an operand costs. What is not finite is so just where the chain is not.
     """
     got, a, b = got.cpu(), a.cpu(), b.cpu()
-    with xgemm_torch.simt.configure(share=None if stage in SPLITS else 0):
+    with xgemm_torch.simt.configure(split_k_size=None if stage in SPLITS else 0):
         chain = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
     if stage in STRICT:
         return same_bits(got, chain)

@@ -30,12 +30,11 @@ STAGE = """// A stage that does not fit in.
 namespace xgemm::XGEMM_FLAVOUR::NAME_RUNG {
 TILE
 void run(const Gemm&, const Context&) {}
-static const Register stage(kFlavour, {.name = "NAME",
+static const Register<run> stage(kFlavour, {.name = "NAME",
                                        .rung = RUNG,
                                        .idea = "",
                                        .source = "",
-                                       .tiles = {kTile},
-                                       .run = run});
+                                       .tiles = {kTile}});
 }  // namespace xgemm::XGEMM_FLAVOUR::NAME_RUNG
 """
 RIGHT = "constexpr Tile kTile{.BM = 32, .BN = 32, .BK = 1, .buffers = 0};"

@@ -10,7 +10,7 @@ import torch
 import xgemm_torch
 from xgemm_torch import _C, simt
 
-STAGES = {s.name: s for s in xgemm_torch.stages() if s.splits}
+STAGES = {s.name: s for s in xgemm_torch.stages() if s.split_k}
 ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]
 
 # Bits rest on these: another length is another result for users, to be told in the changelog.
@@ -57,7 +57,7 @@ def test_any_size_has_a_length(seed):
 def test_a_share_holds_whole_slices(share):
     with (
         pytest.raises(ValueError, match=f"a multiple of 32, got {share}"),
-        simt.configure(share=share),
+        simt.configure(split_k_size=share),
     ):
         pass
 
@@ -66,8 +66,8 @@ def test_sizes_must_not_be_negative():
     with pytest.raises(ValueError, match="sizes must not be negative"):
         xgemm_torch.split_k_size(1, -2, 3)
     with (
-        pytest.raises(ValueError, match="share must be -1 or more, got -2"),
-        simt.configure(share=-2),
+        pytest.raises(ValueError, match="split_k_size must be -1 or more, got -2"),
+        simt.configure(split_k_size=-2),
     ):
         pass
 
@@ -76,7 +76,7 @@ def test_sizes_must_not_be_negative():
 def test_the_cpu_adds_chains_in_order(share):
     """Against one chain for each cut, added one by one."""
     a, b, c = problems.wide(5, 100), problems.wide(100, 70), problems.wide(5, 70)
-    with simt.configure(share=0):
+    with simt.configure(split_k_size=0):
         chains = [
             xgemm_torch.sgemm(a[:, k : k + share], b[k : k + share], precision="ieee")
             for k in range(0, 100, share)
@@ -84,7 +84,7 @@ def test_the_cpu_adds_chains_in_order(share):
     total = chains[0]
     for chain in chains[1:]:
         total = total + chain
-    with simt.configure(share=share):
+    with simt.configure(split_k_size=share):
         got = xgemm_torch.sgemm(a, b, precision="ieee")
         scaled = xgemm_torch.sgemm(a, b, c, alpha=0.5, beta=2.0, precision="ieee")
     assert problems.same_bits(got, total)
@@ -95,7 +95,7 @@ def test_one_chain_or_several():
     """-0 stays -0, and K = 0 gives +0, with any number of chains."""
     a, b = torch.full((3, 96), -0.0), torch.ones(96, 4)
     for share in (0, 32, 64):
-        with simt.configure(share=share):
+        with simt.configure(split_k_size=share):
             for kernel in ("auto", *STAGES):
                 got = xgemm_torch.sgemm(a, b, kernel=kernel, precision="ieee")
                 assert problems.same_bits(got, torch.zeros(3, 4)), (share, kernel)
@@ -114,7 +114,7 @@ def test_stages_make_the_cpus_chains(stage, row, layout):
         c = problems.wide(m, n)
         options = flags | {"alpha": 1.7, "beta": -0.3, "activation": "relu"}
         for share in (32, 96):
-            with simt.configure(share=share, row=row):
+            with simt.configure(split_k_size=share, row=row):
                 got = xgemm_torch.sgemm(a, b, c, kernel=stage, **options)
                 want = xgemm_torch.sgemm(a, b, c, precision="ieee", **options)
             assert problems.same_bits(got, want), (m, n, k, share)
@@ -142,7 +142,7 @@ def test_few_rows_at_any_place_in_memory(row, offset, layout):
         a, b = (placed(*s, at, s[1] + gap) for s, at in zip(shapes, places, strict=True))
         flags = {"trans_a": trans_a, "trans_b": trans_b}
         for share in (0, 32, 96):
-            with simt.configure(share=share, row=row):
+            with simt.configure(split_k_size=share, row=row):
                 got = xgemm_torch.sgemm(a, b, kernel="gemv", **flags)
                 want = xgemm_torch.sgemm(a, b, precision="ieee", **flags)
             assert problems.same_bits(got, want), (m, n, k, share)
@@ -155,7 +155,7 @@ def test_chains_of_few_rows_meet_anywhere(row, layout):
     for k, share in ((500, 32), (1200, 32), (2100, 32), (9001, 32), (2600, 640), (6000, 640)):
         a, b, flags = problems.operands(1, 35, k, layout, data="wide")
         for sm_count in (1, 132):
-            with simt.configure(share=share, row=row, sm_count=sm_count):
+            with simt.configure(split_k_size=share, row=row, sm_count=sm_count):
                 got = xgemm_torch.sgemm(a, b, kernel="gemv", **flags)
                 want = xgemm_torch.sgemm(a, b, precision="ieee", **flags)
             assert problems.same_bits(got, want), (k, share, sm_count)
@@ -164,7 +164,7 @@ def test_chains_of_few_rows_meet_anywhere(row, layout):
 @pytest.mark.parametrize("stage, row", ROWS)
 def test_batches(stage, row):
     a, b = problems.wide(3, 5, 100), problems.wide(1, 100, 40)
-    with simt.configure(share=32, row=row):
+    with simt.configure(split_k_size=32, row=row):
         got = xgemm_torch.sgemm(a, b, kernel=stage)
         assert problems.same_bits(got, xgemm_torch.sgemm(a, b, precision="ieee"))
 
@@ -174,7 +174,7 @@ def test_orders_of_threads_do_not_matter(stage, row):
     a, b = problems.wide(7, 170), problems.wide(170, 60)
     results = []
     for order in ("forward", "reverse", "random"):
-        with simt.configure(share=64, row=row, order=order, seed=3):
+        with simt.configure(split_k_size=64, row=row, order=order, seed=3):
             results.append(xgemm_torch.sgemm(a, b, kernel=stage))
     assert all(problems.same_bits(results[0], other) for other in results[1:])
 
@@ -189,7 +189,9 @@ def test_ieee_takes_the_stages_that_split(size, monkeypatch):
     assert f"{-(-size[2] // share)} chains of {share} along k" in found.scheme
     for candidate in xgemm_torch.explain(*size).candidates:
         if candidate.kernel in STAGES:
-            assert candidate.legal == (STAGES[candidate.kernel].splits_as_one and min(size) <= 4)
+            assert candidate.legal == (
+                STAGES[candidate.kernel].matches_single_chain_overflow and min(size) <= 4
+            )
     poor = xgemm_torch.explain(*size, precision="ieee", workspace=0)
     assert poor.kernel in STAGES and poor.workspace == 0
     for sm, sm_count in ((80, 108), (86, 84), (90, 132), (100, 148)):
@@ -205,7 +207,8 @@ def test_ieee_takes_the_stages_that_split(size, monkeypatch):
 
 @pytest.mark.parametrize("layout", problems.LAYOUTS)
 @pytest.mark.parametrize(
-    "stage, row", [(stage, row) for stage, row in ROWS if STAGES[stage].splits_as_one]
+    "stage, row",
+    [(stage, row) for stage, row in ROWS if STAGES[stage].matches_single_chain_overflow],
 )
 def test_chains_as_finite_as_one(stage, row, layout):
     """For "fp32": inf and NaN as in one chain, and the chains' bits where that is sure."""
@@ -214,9 +217,9 @@ def test_chains_as_finite_as_one(stage, row, layout):
     stored = {"a": a.t() if flags["trans_a"] else a, "b": b.t() if flags["trans_b"] else b}
 
     def compare(sure: dict[int, bool]) -> None:
-        with simt.configure(share=0):
+        with simt.configure(split_k_size=0):
             one = xgemm_torch.sgemm(a, b, precision="ieee", **flags)
-        with simt.configure(share=64, row=row):
+        with simt.configure(split_k_size=64, row=row):
             got = xgemm_torch.sgemm(a, b, kernel=stage, **flags)
             several = xgemm_torch.sgemm(a, b, precision="ieee", **flags)
             strict = xgemm_torch.sgemm(a, b, kernel=stage, precision="ieee", **flags)
@@ -233,9 +236,9 @@ def test_chains_as_finite_as_one(stage, row, layout):
     x[0], y[:, 5] = 1.0, 0.0
     y[0, 5], y[64, 5], y[65, 5] = 3e38, 2e38, -2e38
     compare({0: True, 1: True, 5: False, 13: True})
-    with simt.configure(share=0):
+    with simt.configure(split_k_size=0):
         assert torch.isinf(xgemm_torch.sgemm(a, b, precision="ieee", **flags)[0, 5])
-    with simt.configure(share=64):
+    with simt.configure(split_k_size=64):
         assert torch.isfinite(xgemm_torch.sgemm(a, b, precision="ieee", **flags)[0, 5])
     # What is not finite to begin with, and what only rounds far from there.
     y[100, 6], y[3, 7], y[200, 7], y[5, 8] = math.inf, math.inf, -math.inf, math.nan
@@ -257,7 +260,7 @@ def test_without_settings(size):
     want = xgemm_torch.sgemm(a, b, precision="ieee")
     for stage in STAGES:
         assert problems.same_bits(xgemm_torch.sgemm(a, b, kernel=stage), want)
-    with simt.configure(share=0):
+    with simt.configure(split_k_size=0):
         assert not problems.same_bits(xgemm_torch.sgemm(a, b, precision="ieee"), want)
 
 

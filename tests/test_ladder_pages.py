@@ -283,8 +283,8 @@ def test_head_comment_body_and_difference(maker, monkeypatch, tmp_path):
     old, new = (replace(STAGES[0], name=n, file=f"{n}.cu") for n in ("one", "two"))
     text = (
         "// The idea,\n// in two lines.\n#include <x>\n\nnamespace n::one {{\n\nint f() {{\n"
-        "  return {};\n}}\n\n// why\nstatic const Register stage(\n    kFlavour, {{.name = \"one\","
-        "\n     .run = run}});\n\n}}  // namespace n::one\n"
+        "  return {};\n}}\n\n// why\nstatic const Register<run> stage(\n    kFlavour, {{.name = \"one\",\n"
+        "     .rung = 1}});\n\n}}  // namespace n::one\n"
     )  # fmt: skip
     (tmp_path / "one.cu").write_text(text.format(1))
     (tmp_path / "two.cu").write_text(text.replace("one", "two").format(2))

@@ -165,9 +165,7 @@ def test_costs_are_found_again(model, tool, shapes):
     m = model.Measured.of(found, ROWS, SM_COUNT)
     costs, known = model.fit(m, steps=250)
     others = [p for p in shapes.random_suite(5, 60)]
-    new = model.Measured.of(
-        list(record_of(model, others)["problems"].values()), ROWS, SM_COUNT
-    )
+    new = model.Measured.of(list(record_of(model, others)["problems"].values()), ROWS, SM_COUNT)
     for precision in model.STRICT:
         for some in (m, new):
             worth = model.worth(some, model.estimates(some, costs, known), precision)
@@ -224,7 +222,7 @@ int main() {
     g.m = m, g.n = n, g.k = k;
     g.a = {somewhere, ta ? 1 : k, ta ? m : 1, 0};
     g.b = {somewhere, tb ? 1 : n, tb ? k : 1, 0};
-    g.share = split_k_size(m, n, k, 1);
+    g.split_k_size = split_k_size(m, n, k, 1);
     const Choice c = selector.weigh(g, {.sm = sm, .sm_count = sms}, strict);
     const Pick p = selector.pick(g, {.sm = sm, .sm_count = sms}, strict);
     if (p.stage != c.pick.stage || p.row != c.pick.row) return 1;
@@ -242,8 +240,9 @@ def compiled(table, rows, folder):
     for row in rows:
         t, i = row.tile, names.index(row.stage)
         lines.append(f"all[{i}].strict = {str(row.strict).lower()};")
-        lines.append(f"all[{i}].splits = {str(row.splits).lower()};")
-        lines.append(f"all[{i}].splits_as_one = {str(row.splits_as_one).lower()};")
+        lines.append(f"all[{i}].split_k = {str(row.split_k).lower()};")
+        matches = str(row.matches_single_chain_overflow).lower()
+        lines.append(f"all[{i}].matches_single_chain_overflow = {matches};")
         lines.append(f"all[{i}].auto_choice = {str(row.auto).lower()};")
         lines.append(
             f"all[{i}].tiles.push_back({{.BM = {t.BM}, .BN = {t.BN}, .BK = {t.BK}, "

@@ -254,7 +254,7 @@ def depth(stage: xgemm_torch.Stage) -> int:
         ({"row": -2}, ValueError, "row must be -1 or more, got -2"),
         ({"row": True}, TypeError, "row must be of type int, got bool"),
         ({"sm_count": 0}, ValueError, "sm_count must be 1 or more, got 0"),
-        ({"share": -2}, ValueError, "share must be -1 or more, got -2"),
+        ({"split_k_size": -2}, ValueError, "split_k_size must be -1 or more, got -2"),
     ],
     ids=str,
 )
@@ -292,12 +292,12 @@ def test_configure_lasts_as_long_as_its_block():
 
     before = settings()
     site = a_site()
-    changed = simt.configure(order="reverse", seed=2**64 - 1, skip=site, row=2, share=0)
+    changed = simt.configure(order="reverse", seed=2**64 - 1, skip=site, row=2, split_k_size=0)
     assert settings() == before, "the call alone changes nothing"
     with changed as now:
         assert settings() == now
         assert (now["order"], now["seed"], now["skip"]) == ("reverse", 2**64 - 1, site)
-        assert (now["row"], now["share"], now["sm_count"]) == (2, 0, before["sm_count"])
+        assert (now["row"], now["split_k_size"], now["sm_count"]) == (2, 0, before["sm_count"])
     assert settings() == before
 
 
@@ -337,7 +337,7 @@ def test_a_right_kernel_needs_all_its_sites(probe, site, order):
 
 
 # Of k, in a chain of the stages that make several.
-SHARE = 32
+SPLIT_K_SIZE = 32
 # Of multiprocessors: few enough that a deep product is shared out among clusters of two, too.
 FEW = 4
 
@@ -348,7 +348,7 @@ class Way(NamedTuple):
     k: int
     layout: str = "NN"
     batch: int | None = None
-    share: int = SHARE
+    split_k_size: int = SPLIT_K_SIZE
     size: tuple[int, int] = (70, 40)
     sm_count: int = FEW
 
@@ -362,7 +362,9 @@ class Way(NamedTuple):
             size = torch.exp2(torch.linspace(-60, 60, self.k))
             a = a * (size[:, None] if flags["trans_a"] else size)
             b = b / (size if flags["trans_b"] else size[:, None])
-        with simt.configure(row=row, sm_count=self.sm_count, share=self.share, **settings):
+        with simt.configure(
+            row=row, sm_count=self.sm_count, split_k_size=self.split_k_size, **settings
+        ):
             xgemm_torch.sgemm(a, b, kernel=stage, **flags)
 
     def fault(self, stage: str, row: int, data: str = "normal", **settings: str) -> str:
@@ -391,7 +393,7 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
     if stage.name in ("gemv", "tma_gemv"):
         # Several chains; one that is longer than the ring; more than meet in a cluster. With no
         # more blocks than multiprocessors they take turns with the launch before.
-        return [Way(200), Way(300, share=256), Way(2240), Way(200, sm_count=132)]
+        return [Way(200), Way(300, split_k_size=256), Way(2240), Way(200, sm_count=132)]
     shallow = Way(depth(stage))
     if stage.name == "split_k":  # chains that meet in a cluster, and more than that
         return [shallow, Way(300)]
@@ -456,7 +458,7 @@ def test_every_site_is_needed(site, layout, order):
     file = site.split(":")[0]
     stage = next(stage for stage in xgemm_torch.stages() if stage.file == file)
     kinds = {SITES[s] for s in SITES if s.startswith(file)}
-    if stage.splits or "cluster barrier" in kinds:
+    if stage.split_k or "cluster barrier" in kinds:
         k = 300  # enough for a cluster of blocks to share
     else:
         k = depth(stage) if kinds & {"wait", "mbarrier wait"} else SHORT
@@ -465,7 +467,7 @@ def test_every_site_is_needed(site, layout, order):
     some = ("split_k", "tma_gemv")  # rows of which do without a cluster
     assert rows and (len(rows) == len(stage.tiles) or stage.name in some)
     for row in rows:
-        with simt.configure(skip=site, order=order, row=row, share=share_of(stage)):
+        with simt.configure(skip=site, order=order, row=row, split_k_size=share_of(stage)):
             with pytest.raises(RuntimeError, match=CAUGHT) as error:
                 xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
         # split_k's blocks read each other's shared memory in a header.
@@ -480,7 +482,7 @@ def data_of(stage: xgemm_torch.Stage) -> str:
 
 def share_of(stage: xgemm_torch.Stage) -> int:
     """The length of its chains: eight blocks at most make a cluster."""
-    return 2 * SHARE if stage.name == "split_k" else SHARE
+    return 2 * SPLIT_K_SIZE if stage.name == "split_k" else SPLIT_K_SIZE
 
 
 @functools.cache
@@ -493,7 +495,7 @@ def sites_of_rows(stage: xgemm_torch.Stage, k: int, layout: str) -> list[list[st
     found = []
     for row in range(len(stage.tiles)):
         _C.simt_forget_sites()
-        with simt.configure(row=row, share=share_of(stage)):
+        with simt.configure(row=row, split_k_size=share_of(stage)):
             xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
         found.append(simt.sites())
     return found

@@ -210,7 +210,7 @@ def test_aligned_copies(stage, layout):
         )
         c = problems.wide(*shape[:2])
         options = flags | {"alpha": 1.7, "beta": -0.3}
-        with simt.configure(row=0, sm_count=1, share=32):
+        with simt.configure(row=0, sm_count=1, split_k_size=32):
             got, made = with_copies(lambda: run(stage, a, b, c, **options))  # noqa: B023
             assert made == wanted, (shape, views)
             assert right(stage, got, a, b, c, **options)

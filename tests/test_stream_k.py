@@ -112,7 +112,7 @@ def test_shallow_products_are_left_whole(stage, row):
 CHAINS = {
     s.name: s
     for s in xgemm_torch.stages()
-    if s.strict and not s.splits and any(t.producers for t in s.tiles)
+    if s.strict and not s.split_k and any(t.producers for t in s.tiles)
 }
 FEW = 3  # multiprocessors
 DEEP = 620  # K that stream-K is worth, for all rows

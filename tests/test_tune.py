@@ -322,7 +322,7 @@ def key_of(stage):
 def test_every_row_can_be_taken(file):
     """Its name here is its name there, in both layouts of what is special."""
     for key, row in ROWS.items():
-        if row.splits:
+        if row.split_k:
             continue
         tuned.add(file, [fastest(key)])
         tuned.load(file)
@@ -376,7 +376,7 @@ def test_the_check_knows_the_chains_of_a_batch():
     p = Problem("", 2, 3, 800, "NN", 16)
     share = xgemm_torch.split_k_size
     assert 0 < share(2, 3, 800) != share(2, 3, 800, 16) > 0
-    rows = [row for row in ROWS.values() if row.splits]
+    rows = [row for row in ROWS.values() if row.split_k]
     assert rows and trials.check(p, rows, "cpu") == []
 
 
@@ -543,9 +543,10 @@ RACE = """
 #include "xgemm/dispatch/tuned_cache.h"
 using namespace xgemm;
 static const Tile kTile{.BM = 32, .BN = 32, .BK = 1, .buffers = 0};
-static void run(const Gemm&, const Context&) {}
-static const Register kOne{Flavour::cuda, {.name = "one", .rung = 1, .tiles = {kTile}, .run = run}};
-static const Register kTwo{Flavour::cuda, {.name = "two", .rung = 2, .tiles = {kTile}, .run = run}};
+static void one(const Gemm&, const Context&) {}
+static void two(const Gemm&, const Context&) {}
+static const Register<one> kOne{Flavour::cuda, {.name = "one", .rung = 1, .tiles = {kTile}}};
+static const Register<two> kTwo{Flavour::cuda, {.name = "two", .rung = 2, .tiles = {kTile}}};
 int main(int, char** files) {
   const Selector selector(stages(Flavour::cuda), Table{});
   const auto choose = [&] {

@@ -255,7 +255,7 @@ def chain(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         Their product, of shape (M, N).
     """
-    with simt.configure(share=0):
+    with simt.configure(split_k_size=0):
         return ops.sgemm(a, b, precision="ieee")
 
 
@@ -283,11 +283,7 @@ def measure(name: str, k: int, *, size: int, device: str = "cpu", seed: int = 0)
             found[label] = exact.errors(call(a, b))
         if count is not None:
             recomputed[label] = count.units
-    failures = {
-        label: terms
-        for label in must
-        if (terms := broken(found[label], found[CHAIN]))
-    }
+    failures = {label: terms for label in must if (terms := broken(found[label], found[CHAIN]))}
     return {
         "distribution": name,
         "k": k,

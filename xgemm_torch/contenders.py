@@ -40,8 +40,8 @@ class Row:
     row: int
     tile: registry.Tile
     strict: bool = True
-    splits: bool = False
-    splits_as_one: bool = False
+    split_k: bool = False
+    matches_single_chain_overflow: bool = False
     auto: bool = True
 
     @property
@@ -58,7 +58,7 @@ class Row:
 def rows_of(stages: Iterable[registry.Stage]) -> list[Row]:
     """Every row of every stage."""
     return [
-        Row(s.name, i, t, s.strict, s.splits, s.splits_as_one, s.auto_choice)
+        Row(s.name, i, t, s.strict, s.split_k, s.matches_single_chain_overflow, s.auto_choice)
         for s in stages
         for i, t in enumerate(s.tiles)
     ]
@@ -70,7 +70,7 @@ KINDS = ("parts", "chain", "chains")
 
 def kind(row: Row) -> str:
     """One of `KINDS`."""
-    return "parts" if not row.strict else "chains" if row.splits else "chain"
+    return "parts" if not row.strict else "chains" if row.split_k else "chain"
 
 
 def several(p: Problem) -> bool:
@@ -82,8 +82,8 @@ def keeps(row: Row, p: Problem, *, strict: bool) -> bool:
     """Whether the row may be taken for ``precision="ieee"``, or for "fp32"."""
     if kind(row) != "chains":
         return not strict or (row.strict and not several(p))
-    as_one = not several(p) or (row.splits_as_one and min(p.m, p.n) <= FEW)
-    return is_measured(row, p) and (strict or as_one)
+    one_chain = not several(p) or (row.matches_single_chain_overflow and min(p.m, p.n) <= FEW)
+    return is_measured(row, p) and (strict or one_chain)
 
 
 def is_measured(row: Row, p: Problem) -> bool:

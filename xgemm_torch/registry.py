@@ -80,8 +80,9 @@ class Stage:
         min_sm: the least compute capability, as in 80 or 90; 0 for any.
         max_sm: the last compute capability; 0 for any.
         strict: whether its bits are those of the chain of fused multiply-adds in the order of k.
-        splits: whether it makes several such chains of an element where `split_k_size` says so.
-        splits_as_one: ... and, for ``precision="fp32"``, keeps them finite just where one chain is.
+        split_k: whether it makes several such chains of an element where `split_k_size` says so.
+        matches_single_chain_overflow: ... and, for ``precision="fp32"``, keeps them finite
+            just where one chain is.
         auto_choice: whether "auto" considers it; rungs that others were faster than everywhere run
             when they are asked for by their name.
         cuda: whether this build has its CUDA flavour (the host flavour is always there).
@@ -102,8 +103,8 @@ class Stage:
     cuda: bool
     tiles: tuple[Tile, ...]
     packs: bool = False
-    splits: bool = False
-    splits_as_one: bool = False
+    split_k: bool = False
+    matches_single_chain_overflow: bool = False
     auto_choice: bool = True
     unit_rows: int = 0
 

@@ -28,7 +28,7 @@ def configure(
     skip: str | None = None,
     row: int | None = None,
     sm_count: int | None = None,
-    share: int | None = None,
+    split_k_size: int | None = None,
 ) -> contextlib.AbstractContextManager[dict[str, Any]]:
     """Change how the host flavour runs, until the end of the ``with`` block that it is for.
 
@@ -45,8 +45,9 @@ def configure(
             it chosen. A stage without such a row raises ValueError then.
         sm_count: multiprocessors of the GPU that the host flavour stands for, 132 at first: stages
             that share out work among them run, and add, as they would there.
-        share: of k, in each chain of the strict product, on a CPU, in the host flavour and on a
-            GPU: a multiple of 32; 0 for one chain, -1 for what `xgemm_torch.split_k_size` gives.
+        split_k_size: of k, in each chain of the strict product, on a CPU, in the host flavour and
+            on a GPU: a multiple of 32; 0 for one chain, -1 for what
+            `xgemm_torch.split_k_size` gives.
 
     Returns:
         A context manager that gives the settings in force inside the block.
@@ -54,12 +55,12 @@ def configure(
     Raises:
         TypeError: a name that is no string, a number that is no int.
         ValueError: an unknown order, a place that is not "file.cu:LINE" or no site, which the
-            message then names near ones of; a number out of its range:
-            multiprocessors below 1, a row or a share below -1, a seed below 0 or above 2^64 - 1.
+            message then names near ones of; a number out of its range: multiprocessors below 1,
+            a row or a split_k_size below -1, a seed below 0 or above 2^64 - 1.
     """
     asked = {
         "order": order, "seed": seed, "skip": skip, "row": row, "sm_count": sm_count,
-        "share": share,
+        "split_k_size": split_k_size,
     }  # fmt: skip
     changes = {name: value for name, value in asked.items() if value is not None}
     _refuse(changes)
@@ -71,9 +72,9 @@ _RANGES = {
     "seed": (0, 2**64 - 1),
     "row": (-1, 2**31 - 1),
     "sm_count": (1, 2**31 - 1),
-    "share": (-1, 2**63 - 1),
+    "split_k_size": (-1, 2**63 - 1),
 }
-_SHARE_STEP = 32  # as in csrc/xgemm/core/split_k.h
+_SPLIT_K_STEP = 32  # as in csrc/xgemm/core/split_k.h
 
 
 def _refuse(changes: dict[str, Any]) -> None:
@@ -89,8 +90,8 @@ def _refuse(changes: dict[str, Any]) -> None:
             raise ValueError(f"simt: {name} must be {least} or more, got {value}")
         if most is not None and value > most:
             raise ValueError(f"simt: {name} must be {most} or less, got {value}")
-    if (share := changes.get("share", 0)) % _SHARE_STEP and share > 0:
-        raise ValueError(f"simt: share must be a multiple of {_SHARE_STEP}, got {share}")
+    if (size := changes.get("split_k_size", 0)) % _SPLIT_K_STEP and size > 0:
+        raise ValueError(f"simt: split_k_size must be a multiple of {_SPLIT_K_STEP}, got {size}")
     order, skip = changes.get("order", ORDERS[0]), changes.get("skip", "")
     if order not in ORDERS:
         raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
@@ -637,14 +638,14 @@ def _by_line(place: str) -> tuple[str, int]:
 
 def _set(settings: dict[str, Any]) -> dict[str, Any]:
     """Write all settings and return those before."""
-    names = ("order", "seed", "skip", "row", "sm_count", "share")
+    names = ("order", "seed", "skip", "row", "sm_count", "split_k_size")
     return json.loads(_C.simt_configure(*(settings[name] for name in names)))
 
 
 def _settings() -> dict[str, Any]:
     """The settings in force: what a write returns, written back at once."""
     before = _set(
-        {"order": "random", "seed": 0, "skip": "", "row": -1, "sm_count": 132, "share": -1}
+        {"order": "random", "seed": 0, "skip": "", "row": -1, "sm_count": 132, "split_k_size": -1}
     )
     _set(before)
     return before

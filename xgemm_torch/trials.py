@@ -57,7 +57,7 @@ def check(p: Problem, rows: Sequence[Row], device: str = "cuda") -> list[Fault]:
     some, whole = picked(a, -1 if trans_a else -2), picked(b)
     chains, first = {}, {}
     for name, share in (("chain", 0), ("chains", split_k_size(p.m, p.n, p.k, p.batch))):
-        with simt.configure(share=share):
+        with simt.configure(split_k_size=share):
             chains[name] = ops.sgemm(
                 some, whole, trans_a=trans_a, trans_b=trans_b, precision="ieee"
             )

@@ -97,7 +97,7 @@ Settings settings() {
 void configure(const Settings& s) {
   std::lock_guard<std::mutex> lock(control);
   current = s;
-  set_overrides({.row = s.row, .share = s.share});
+  set_overrides({.row = s.row, .split_k_size = s.split_k_size});
 }
 
 void add_site(Sync kind, const Site& site) {

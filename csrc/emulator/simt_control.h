@@ -18,7 +18,7 @@ struct Settings {
                      // nothing, as if it had been deleted
   int row = -1;  // Overrides::row
   int sm_count = 132;  // of the device that the host flavour stands for
-  int64_t share = -1;  // Overrides::share
+  int64_t split_k_size = -1;  // Overrides::split_k_size
 };
 
 Settings settings();

@@ -72,8 +72,9 @@ std::string stages_json() {
         << quoted((s.rung < 10 ? "0" : "") + std::to_string(s.rung) + "_" + s.name + ".cu")
         << ",\"min_sm\":" << s.min_sm << ",\"max_sm\":" << s.max_sm
         << ",\"strict\":" << (s.strict ? "true" : "false")
-        << ",\"splits\":" << (s.splits ? "true" : "false")
-        << ",\"splits_as_one\":" << (s.splits_as_one ? "true" : "false")
+        << ",\"split_k\":" << (s.split_k ? "true" : "false")
+        << ",\"matches_single_chain_overflow\":"
+        << (s.matches_single_chain_overflow ? "true" : "false")
         << ",\"auto_choice\":" << (s.auto_choice ? "true" : "false")
         << ",\"unit_rows\":" << s.unit_rows << ",\"packs\":" << (s.pack ? "true" : "false")
         << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false")
@@ -107,8 +108,9 @@ const char* name(Basis b) {
 std::string scheme_of(const Candidate& c, const Gemm& g, const Device& device) {
   if (c.stage->scheme) return c.stage->scheme(g, {.device = device, .row = c.row});
   std::string words = "ffma: fused multiply-adds";
-  if (const int64_t chains = split_k_slices(g); c.stage->splits && chains > 1)
-    words += ", " + std::to_string(chains) + " chains of " + std::to_string(g.share) + " along k";
+  if (const int64_t chains = split_k_slices(g); c.stage->split_k && chains > 1)
+    words +=
+        ", " + std::to_string(chains) + " chains of " + std::to_string(g.split_k_size) + " along k";
   return words;
 }
 
@@ -193,9 +195,10 @@ const char* name(simt::Order o) {
 }
 
 std::string configure(const std::string& order, unsigned long long seed, const std::string& skip,
-                      int row, int sm_count, int64_t share) {
+                      int row, int sm_count, int64_t split_k_size) {
   const simt::Settings before = simt::settings();
-  simt::Settings s{.seed = seed, .skip = skip, .row = row, .sm_count = sm_count, .share = share};
+  simt::Settings s{
+      .seed = seed, .skip = skip, .row = row, .sm_count = sm_count, .split_k_size = split_k_size};
   if (order == "forward") s.order = simt::Order::forward;
   else if (order == "reverse") s.order = simt::Order::reverse;
   else if (order == "random") s.order = simt::Order::random;
@@ -204,15 +207,17 @@ std::string configure(const std::string& order, unsigned long long seed, const s
                                 order + "'");
   if (sm_count < 1)
     throw std::invalid_argument("simt: sm_count must be positive, got " + std::to_string(sm_count));
-  if (share < -1 || share % kSplitKStep > 0)  // slices of all stages with several chains fit in it
-    throw std::invalid_argument("simt: share must be -1, 0 or a multiple of " +
-                                std::to_string(kSplitKStep) + ", got " + std::to_string(share));
+  if (split_k_size < -1 ||
+      split_k_size % kSplitKStep > 0)  // slices of all stages with several chains fit in it
+    throw std::invalid_argument("simt: split_k_size must be -1, 0 or a multiple of " +
+                                std::to_string(kSplitKStep) + ", got " +
+                                std::to_string(split_k_size));
   simt::configure(s);
   return std::string("{\"order\":") + quoted(name(before.order)) +
          ",\"seed\":" + std::to_string(before.seed) + ",\"skip\":" + quoted(before.skip) +
          ",\"row\":" + std::to_string(before.row) +
          ",\"sm_count\":" + std::to_string(before.sm_count) +
-         ",\"share\":" + std::to_string(before.share) + "}";
+         ",\"split_k_size\":" + std::to_string(before.split_k_size) + "}";
 }
 
 // What a C++ function makes of Python objects, its exceptions as Python's.
@@ -302,7 +307,7 @@ struct Described {
     g.m = m, g.n = n, g.k = k, g.batch = batch;
     g.a = {reinterpret_cast<const float*>(static_cast<uintptr_t>(a16 ? 16 : 4)), ars, acs, a_bs};
     g.b = {reinterpret_cast<const float*>(static_cast<uintptr_t>(b16 ? 16 : 4)), brs, bcs, b_bs};
-    g.share = split_k_size_of(g);
+    g.split_k_size = split_k_size_of(g);
     return g;
   }
   // Without a number of multiprocessors the host flavour stands for as many as simt says.
@@ -392,10 +397,10 @@ PyObject* py_simt_configure(PyObject*, PyObject* args) {
   const char *order, *skip;
   unsigned long long seed;
   int row, sm_count;
-  long long share;
-  if (!PyArg_ParseTuple(args, "sKsiiL", &order, &seed, &skip, &row, &sm_count, &share))
+  long long split_k_size;
+  if (!PyArg_ParseTuple(args, "sKsiiL", &order, &seed, &skip, &row, &sm_count, &split_k_size))
     return nullptr;
-  return text([&] { return configure(order, seed, skip, row, sm_count, share); });
+  return text([&] { return configure(order, seed, skip, row, sm_count, split_k_size); });
 }
 
 PyObject* py_simt_probe(PyObject*, PyObject* args) {
@@ -524,7 +529,8 @@ PyMethodDef methods[] = {
      "tuned_load(path): auto goes by that file from now on -> how many records it has."},
     {"tuned_clear", py_tuned_clear, METH_NOARGS, "Auto goes by no such file from now on."},
     {"simt_configure", py_simt_configure, METH_VARARGS,
-     "simt_configure(order, seed, skip, row, sm_count, share) -> the settings before, as JSON."},
+     "simt_configure(order, seed, skip, row, sm_count, split_k_size) -> the settings before, as "
+     "JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,
      "Every barrier, commit and wait that the host flavour has run, as JSON."},
     {"simt_known_places", py_simt_known_places, METH_NOARGS,

@@ -276,8 +276,8 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.b = view(x.b, b, x.trans_b);
   // What auto takes for "fp32" makes one chain, or none, or several that are as finite as one.
   const bool chosen = x.precision != "ieee" && x.kernel == "auto" && op == "sgemm";
-  if (!chosen || is_narrow(g.m, g.n)) g.share = split_k_size_of(g);
-  g.as_one = x.precision == "fp32";
+  if (!chosen || is_narrow(g.m, g.n)) g.split_k_size = split_k_size_of(g);
+  g.match_single_chain_overflow = x.precision == "fp32";
   g.alpha = factor(op, "alpha", x.alpha);
   g.beta = factor(op, "beta", x.beta);
   if (!x.c) g.beta = 0.f;
@@ -443,7 +443,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
 const Stage* packing_stage(const Gemm& g, const Device& device) {
   const Stage* last = nullptr;
   for (const Stage& s : stages(Flavour::cuda))
-    if (s.pack && takes(s, g, device)) last = &s;
+    if (s.pack && can_implement(s, g, device)) last = &s;
   return last;
 }
 
@@ -566,13 +566,6 @@ void functional(const std::string& op, StableIValue* stack) {
   stack[0] = from(out);
 }
 
-// The operator of stage `kIndex` by rung; the dispatcher's boxed functions carry no state, so each
-// is a function.
-template <size_t kIndex>
-void stage_op(StableIValue* stack, uint64_t, uint64_t) {
-  functional(stages(Flavour::host)[kIndex].name, stack);
-}
-
 void sgemm_op(StableIValue* stack, uint64_t, uint64_t) { functional("sgemm", stack); }
 
 void sgemm_out_op(StableIValue* stack, uint64_t, uint64_t) {
@@ -593,28 +586,22 @@ void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = from(prepack(to<Tensor>(stack[0]), to<bool>(stack[1]), to<std::string>(stack[2])));
 }
 
-using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
-template <size_t... I>
-constexpr std::array<Boxed, sizeof...(I)> boxed(std::index_sequence<I...>) {
-  return {&stage_op<I>...};
-}
-
 }  // namespace
 
 void register_kernels() {
   using torch::stable::detail::StableLibrary;
-  static constexpr auto table = boxed(std::make_index_sequence<kMostStages>());
-  const auto& all = stages(Flavour::host);
   static bool done = false;
   if (done) return;
   done = true;
+  static_assert(std::is_same_v<StableIValue, uint64_t>);
+  operator_body = functional;
   for (const char* key : {"CPU", "CUDA"}) {
     auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "xgemm", key, "ops.cpp",
                                       0);  // for the process's life
     library->impl("sgemm", &sgemm_op);
     library->impl("sgemm.out", &sgemm_out_op);
     library->impl("prepack", &prepack_op);
-    for (size_t i = 0; i < all.size(); ++i) library->impl(all[i].name.c_str(), table[i]);
+    for (const Stage& s : stages(Flavour::host)) library->impl(s.name.c_str(), s.boxed);
   }
 }
 

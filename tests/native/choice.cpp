@@ -206,14 +206,14 @@ void with_measurements() {
 // What a problem has of each term: its own numbers, and those of its transpose where a stage turns.
 void with_terms() {
   Stage s;
-  s.splits = true;
+  s.split_k = true;
   const Tile t{.BM = 16, .BN = 64, .BK = 32, .min_blocks = 2};
   const auto terms = [&](const Gemm& g, bool turned = false) {
     return terms_of(Asked(g), Spread(s, t), turned, 10);
   };
   // 3 x 2 tiles of 4 chains for 20 places.
   Gemm g = contiguous(40, 100, 2012, false, false);
-  g.share = 512;
+  g.split_k_size = 512;
   const auto of = terms(g);
   const auto near = [](double x, double y) { return std::fabs(x - y) < 1e-9; };
   expect(of[kLaunch] == 1 && of[kSeveral] == 1 && near(of[kChains], .004) && of[kWaves] == 2 &&
@@ -256,7 +256,7 @@ void with_bounds() {
     Costs costs;
     for (double& cost : costs) cost = random() % 3 ? std::exp2(10 * octaves(random) - 5) : 0;
     Stage s;
-    s.splits = random() % 2;
+    s.split_k = random() % 2;
     const Tile t{.BM = 16 << random() % 5,
                  .BN = 16 << random() % 5,
                  .BK = 8 << random() % 4,
@@ -265,7 +265,7 @@ void with_bounds() {
                  .buffers = 0,
                  .min_blocks = 1 + static_cast<int>(random() % 2)};
     Gemm g = contiguous(size(16), size(16), size(20), random() % 2, random() % 2, size(6));
-    g.share = random() % 2 ? 32 * size(8) : 0;
+    g.split_k_size = random() % 2 ? 32 * size(8) : 0;
     const Spread spread(s, t);
     const bool turned = random() % 2;
     const int sm_count = 1 + static_cast<int>(random() % 150);
@@ -293,7 +293,7 @@ void is_the_least(const std::vector<Stage>& all, const Table& table) {
     if (random() % 4 == 0) ++g.a.data;
     if (random() % 4 == 0) g.b.bs = 0;
     const bool strict = random() % 2;
-    if (strict || is_narrow(g.m, g.n)) g.share = split_k_size(g.m, g.n, g.k, g.batch);
+    if (strict || is_narrow(g.m, g.n)) g.split_k_size = split_k_size(g.m, g.n, g.k, g.batch);
     const Device device = i % 3 ? kH200 : i % 2 ? Device{80, 108} : Device{86, 84};
     const size_t room = random() % 4 ? kAnyWorkspace : size_t{1} << random() % 30;
     Pick least;
@@ -395,7 +395,7 @@ void with_tuned_problems() {
     expect(
         same(selector.pick(g, kH200, strict, kAnyWorkspace, its), selector.pick(g, kH200, strict)),
         "without a row that may be taken, by the table");
-  all[0].refuse = [](const Gemm&) { return "not today"; };
+  all[0].can_implement = [](const Gemm&) -> Status { return "not today"; };
   expect(selector.pick(g, kH200, true, kAnyWorkspace, gpu).stage == &all[2],
          "a refusal gives way to the next");
   const Tuned twice(all, {record_of(g, true, times), record_of(g, true, {{9, named(1, 0)}})});
@@ -431,7 +431,7 @@ void with_recent_choices() {
     return anew == 1;
   };
   expect(is_another([](Gemm& x) { ++x.m; }) && is_another([](Gemm& x) { ++x.batch; }) &&
-             is_another([](Gemm& x) { x.share = 64; }),
+             is_another([](Gemm& x) { x.split_k_size = 64; }),
          "other sizes");
   expect(is_another([](Gemm& x) { ++x.a.rs; }) && is_another([](Gemm& x) { ++x.d.cs; }) &&
              is_another([](Gemm& x) { ++x.b.bs; }),
@@ -529,7 +529,7 @@ void with_other_stages() {
     expect(chosen(50.f) == "many", "a new stage that is slower is not");
     expect(chosen(0.f) == "many", "nor one that says nothing of its speed");
     std::vector<Stage> fewer = all;
-    fewer.back().refuse = [](const Gemm&) { return "not today"; };
+    fewer.back().can_implement = [](const Gemm&) -> Status { return "not today"; };
     expect(Selector(fewer, table).pick(g, kH200, true).stage->name == "small",
            "a refusal gives way to the next best");
     fewer[1].strict = false;
@@ -546,8 +546,9 @@ void with_other_stages() {
            "a tile without room gives way to the stage's next");
     deep[2].tiles = {tile};
     expect(Selector(deep, Table{}).pick(g, a100, true).stage->name == "small" &&
-               !takes(deep[2], g, a100) && Selector(deep, Table{}).row(deep[2], g, a100) == 0 &&
-               refusal(deep[2], g, a100).find("163 KiB") != std::string::npos,
+               !can_implement(deep[2], g, a100) &&
+               Selector(deep, Table{}).row(deep[2], g, a100) == 0 &&
+               why_not(deep[2], g, a100).find("163 KiB") != std::string::npos,
            "a stage without any such tile gives way to another");
     fewer[0].min_sm = 100;
     expect(!Selector(fewer, table).pick(g, kH200, true).stage, "none where none can");

@@ -144,14 +144,14 @@ void test_stages() {
   int turn = 0;
   for (const Stage& stage : stages(Flavour::host))
     for (int row = 0; row < static_cast<int>(stage.tiles.size()); ++row)
-      for (const Size& s : stage.strict && !stage.splits ? sizes : deep)
+      for (const Size& s : stage.strict && !stage.split_k ? sizes : deep)
         for (int layout = 0; layout < 4; ++layout)
           for (int64_t gap : {0, 3}) {
             if (kTsan && gap != 3 * ((layout + row) % 2)) continue;
             const bool plain = layout % 2;
             Problem p = problem(s.m, s.n, s.k, {layout / 2 != 0, layout % 2 != 0, gap},
                                 plain ? 1.f : 1.5f, plain ? 0.f : .5f, s.m < 64 ? 2 : 1);
-            p.g.share = stage.splits ? 32 : 0;
+            p.g.split_k_size = stage.split_k ? 32 : 0;
             const auto want = result(p, [](const Gemm& g) { chain(g, 0, g.batch * g.m); });
             simt::configure({.order = kOrders[turn++ % 3], .seed = 7, .row = row});
             const auto got = result(p, [&](const Gemm& g) { simt::run_watched(stage, g); });
@@ -398,7 +398,7 @@ void test_registry() {
   s.max_sm = 90;
   s.strict = false;
   s.tiles = {{.BM = 32, .BN = 32, .BK = 1, .buffers = 0, .rate = 1000.f}};
-  s.refuse = [](const Gemm& g) { return g.k % 2 ? "needs an even K" : nullptr; };
+  s.can_implement = [](const Gemm& g) -> Status { return g.k % 2 ? "needs an even K" : nullptr; };
   s.workspace = [](const Gemm& g, const Context&) {
     return static_cast<size_t>(g.m * g.n) * kParts * sizeof(float);
   };
@@ -441,7 +441,7 @@ void test_registry() {
   expect(throws([&] { require(s, g, {.sm = 80, .sm_count = 108}); }, "needs compute capability 90"),
          "min_sm says why");
   const size_t before = stages(Flavour::host).size();
-  Register(Flavour::host, stages(Flavour::host)[0]);
+  add_stage(Flavour::host, stages(Flavour::host)[0]);
   expect(stages(Flavour::host).size() == before && !stage_faults().empty() &&
              stage_faults().back().why.find("its name is that of rung 1, too") == 0,
          "a name twice is left out, and told");
@@ -463,8 +463,8 @@ void test_detectors() {
       // Chains enough for two blocks of the first row; few tiles, shared out among clusters; a row
       // that takes several launches.
       Problem& p = s.name == "gemv" ? few : many;
-      p.g.share = s.splits ? 32 : 0;
-      const bool first = s.splits || s.name == "wgmma_fp16x3";
+      p.g.split_k_size = s.split_k ? 32 : 0;
+      const bool first = s.split_k || s.name == "wgmma_fp16x3";
       const int row = s.name == "tma_gemv"       ? 2
                       : first                    ? 0
                       : s.name == "wgmma_narrow" ? 3

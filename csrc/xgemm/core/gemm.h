@@ -66,9 +66,9 @@ struct Gemm {
   Act act = Act::none;
   // Several chains are to be finite just where a single one is: an element that might not be is
   // made as one chain.
-  bool as_one = false;
+  bool match_single_chain_overflow = false;
   // Of k, in a chain of the strict product: an element is the sum of its chains, in order. 0: one.
-  int64_t share = 0;
+  int64_t split_k_size = 0;
 
   // Matrix z of the batch.
   XGEMM_HD Gemm at(int64_t z) const {

@@ -18,7 +18,7 @@ constexpr int64_t kSplitKStep = 32;
 // answers take 2.5% longer than the best cut of those measured (benchmarks/chain_shares.py,
 // 2026-11-22).
 inline int64_t split_k_size(int64_t m, int64_t n, int64_t k, int64_t batch) {
-  constexpr int64_t kLong = 64, kLeastK = 640, kLeastShare = 64, kMostAnSm = 18;
+  constexpr int64_t kLong = 64, kLeastK = 640, kLeastSplit = 64, kMostAnSm = 18;
   // Up to so many rows: a tile's rows, how many tiles an SM works on at a time, what all of them
   // take for each k; and how much longer than by that it takes without a cut, in hundredths: less
   // where the stages that then run are quicker, more where they are far from it.
@@ -40,22 +40,22 @@ inline int64_t split_k_size(int64_t m, int64_t n, int64_t k, int64_t batch) {
   if (down > kMostTiles || across > kMostTiles || batch > kMostTiles) return 0;
   const int64_t tiles = down * across * batch;
   if (tiles > kMostTiles) return 0;
-  const auto cost = [&](int64_t shares, int64_t share) {
-    const int64_t of_an_sm = ceil_div(tiles * shares, kSms);
+  const auto cost = [&](int64_t splits, int64_t size) {
+    const int64_t of_an_sm = ceil_div(tiles * splits, kSms);
     const int64_t part = kPart[ceil_div(of_an_sm % kind.at_once * 8, kind.at_once)];
     const int64_t waves = of_an_sm / kind.at_once * 100 + part;
     // The sums' way to memory and back, and another launch.
-    const int64_t adding = shares > 1 ? 3000 + rows * columns * batch * shares / 300 : 0;
-    return waves * min_of(share, int64_t{1} << 40) * kind.per_k / 100 + adding;
+    const int64_t adding = splits > 1 ? 3000 + rows * columns * batch * splits / 300 : 0;
+    return waves * min_of(size, int64_t{1} << 40) * kind.per_k / 100 + adding;
   };
   int64_t best = 0, least = cost(1, k) * kind.one_chain / 100;
   // So many tiles an SM: few enough ways to ask in every call.
   for (const int64_t of_an_sm : {1, 2, 3, 4, 6, 8, 12, static_cast<int>(kMostAnSm)}) {
-    const int64_t shares = std::min(of_an_sm * kSms / tiles, k / kLeastShare);
-    if (shares < 2) continue;
-    const int64_t share = ceil_div(ceil_div(k, shares), kSplitKStep) * kSplitKStep;
-    if (share >= k) continue;
-    if (const int64_t c = cost(ceil_div(k, share), share); c < least) best = share, least = c;
+    const int64_t splits = std::min(of_an_sm * kSms / tiles, k / kLeastSplit);
+    if (splits < 2) continue;
+    const int64_t size = ceil_div(ceil_div(k, splits), kSplitKStep) * kSplitKStep;
+    if (size >= k) continue;
+    if (const int64_t c = cost(ceil_div(k, size), size); c < least) best = size, least = c;
   }
   return best;
 }
@@ -69,7 +69,7 @@ inline bool is_narrow(int64_t m, int64_t n) { return std::min(m, n) <= 32; }
 inline bool is_few(int64_t m, int64_t n) { return std::min(m, n) <= 4; }
 
 XGEMM_HD int64_t split_k_slices(const Gemm& g) {
-  return g.share > 0 && g.k > g.share ? ceil_div(g.k, g.share) : 1;
+  return g.split_k_size > 0 && g.k > g.split_k_size ? ceil_div(g.k, g.split_k_size) : 1;
 }
 
 }  // namespace xgemm

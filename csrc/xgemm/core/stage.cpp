@@ -64,8 +64,6 @@ void add(Flavour flavour, Stage&& stage) {
   for (const Stage& s : all)
     if (clashes(s)) leave_out(s, clash(s, stage));
   all.erase(std::remove_if(all.begin(), all.end(), clashes), all.end());
-  if (all.size() == kMostStages)
-    return leave_out(stage, "there are " + std::to_string(kMostStages) + " stages without it");
   all.insert(std::upper_bound(all.begin(), all.end(), stage, before), std::move(stage));
 }
 
@@ -101,7 +99,7 @@ int64_t units_of(const Stage& s, int row, const Gemm& g) {
   return tile_count(g, s.unit_rows, s.tiles[static_cast<size_t>(row)].BN) * g.batch;
 }
 
-std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
+std::string why_not(const Stage& s, const Gemm& g, const Device& device) {
   if (too_old(s, device))
     return "needs compute capability " + std::to_string(s.min_sm) + " or above, this device has " +
            std::to_string(device.sm);
@@ -113,21 +111,23 @@ std::string refusal(const Stage& s, const Gemm& g, const Device& device) {
            std::to_string(smem_of_block(device.sm) / 1024) + " KiB of shared memory for a block";
   if (too_deep(g))
     return "takes K up to " + std::to_string(kMostK) + ", this is " + std::to_string(g.k);
-  const char* why = s.refuse ? s.refuse(g) : nullptr;
-  return why ? why : "";
+  const Status status = s.can_implement ? s.can_implement(g) : nullptr;
+  return status ? "" : status.why_not;
 }
 
-bool takes(const Stage& s, const Gemm& g, const Device& device) {
+bool can_implement(const Stage& s, const Gemm& g, const Device& device) {
   return !too_old(s, device) && !too_new(s, device) && !none_fits(s, device) && !too_deep(g) &&
-         !(s.refuse && s.refuse(g));
+         (!s.can_implement || s.can_implement(g));
 }
 
 void require(const Stage& stage, const Gemm& g, const Device& device) {
-  const std::string why = refusal(stage, g, device);
+  const std::string why = why_not(stage, g, device);
   if (!why.empty()) throw std::invalid_argument(stage.name + ": " + why);
 }
 
-Register::Register(Flavour flavour, Stage stage) noexcept {
+OperatorBody operator_body = nullptr;
+
+void add_stage(Flavour flavour, Stage stage) noexcept {
   const std::string name = stage.name;
   const int rung = stage.rung;
   try {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "xgemm/core/gemm.h"
@@ -32,6 +33,13 @@ struct Context {
   uint32_t* recomputed = nullptr;  // on the device: a count of units made anew, if it is wanted
 };
 
+// What can_implement gives: success, or why not, in words that outlive it.
+struct Status {
+  const char* why_not = nullptr;
+  Status(const char* why_not) : why_not(why_not) {}
+  explicit operator bool() const { return !why_not; }
+};
+
 struct Stage {
   std::string name;            // torch.ops.xgemm.<name>; the file is stages/<rung>_<name>.cu
   int rung = 0;                  // its number in the ladder
@@ -43,10 +51,10 @@ struct Stage {
   // Computes the k-ordered fmaf chain, bit for bit. The others' bits are a function of the problem
   // and, where they share out work among multiprocessors, of how many there are; never of time.
   bool strict = true;
-  // Its chains are those of Gemm::share, and not K long.
-  bool splits = false;
-  // ... and it keeps to Gemm::as_one.
-  bool splits_as_one = false;
+  // Its chains are those of Gemm::split_k_size, and not K long.
+  bool split_k = false;
+  // ... and it keeps to Gemm::match_single_chain_overflow.
+  bool matches_single_chain_overflow = false;
   // Whether `auto` considers it. False for rungs that were the fastest nowhere: it then takes one
   // only where nothing else can run.
   bool auto_choice = true;
@@ -56,8 +64,8 @@ struct Stage {
   // What stands for the products of floats in this problem, in words. Null: they do themselves.
   const char* (*scheme)(const Gemm&, const Context&) = nullptr;
 
-  // Why this problem cannot be taken (an alignment, a stride), or null. Optional.
-  const char* (*refuse)(const Gemm&) = nullptr;
+  // Success, or why this problem cannot be taken: an alignment, a stride. Optional.
+  Status (*can_implement)(const Gemm&) = nullptr;
   // Whether this tile sees the problem from the other side: rows of D as its columns. Optional.
   bool (*turns)(const Gemm&, const Tile&) = nullptr;
   // Bytes of workspace, asked for before the launch: of the context, all but it is known.
@@ -70,8 +78,11 @@ struct Stage {
   size_t (*packed_bytes)(const Gemm&) = nullptr;
   void (*pack)(const Gemm&, const Context&) = nullptr;
   // Enqueues the stage's launches, however many, on the context's stream. Called with m, n and
-  // batch all > 0.
+  // batch all > 0. Register sets it.
   void (*run)(const Gemm&, const Context&) = nullptr;
+  // The operator, as torch's dispatcher calls it: a function that is not told of which operator it
+  // is, so that each stage has its own. Register sets it.
+  void (*boxed)(uint64_t* stack, uint64_t inputs, uint64_t outputs) = nullptr;
 };
 
 // All stages of one flavour, by rung.
@@ -85,16 +96,34 @@ size_t workspace_of(const Stage& stage, const Gemm& g, const Context& context);
 int64_t units_of(const Stage& stage, int row, const Gemm& g);
 
 // Why the stage cannot run this problem there, or an empty string ...
-std::string refusal(const Stage& stage, const Gemm& g, const Device& device);
+std::string why_not(const Stage& stage, const Gemm& g, const Device& device);
 // ... only whether it can, without words or allocations ...
-bool takes(const Stage& stage, const Gemm& g, const Device& device);
+bool can_implement(const Stage& stage, const Gemm& g, const Device& device);
 // ... or that as std::invalid_argument.
 void require(const Stage& stage, const Gemm& g, const Device& device);
 
-// A stage file ends with one static object of this type. It does not throw, for it is made while
-// the library is loaded: a stage that cannot be registered is left out, and is a fault.
+// What a stage's operator does with the stack of its arguments; the binding sets it.
+using OperatorBody = void (*)(const std::string& stage, uint64_t* stack);
+extern OperatorBody operator_body;
+
+// Takes a stage into the registry. It does not throw, for it is called while the library is loaded:
+// a stage that cannot be registered is left out, and is a fault.
+void add_stage(Flavour flavour, Stage stage) noexcept;
+
+// A stage file ends with one static object of this type, whose argument is the file's `run`: the
+// type is the stage's own then, and with it the function that is its operator.
+template <void (*kRun)(const Gemm&, const Context&)>
 struct Register {
-  Register(Flavour flavour, Stage stage) noexcept;
+  Register(Flavour flavour, Stage stage) noexcept {
+    name = new std::string(stage.name);  // for the process's life
+    stage.run = kRun;
+    stage.boxed = boxed;
+    add_stage(flavour, std::move(stage));
+  }
+
+ private:
+  static inline const std::string* name = nullptr;
+  static void boxed(uint64_t* stack, uint64_t, uint64_t) { operator_body(*name, stack); }
 };
 
 struct StageFault {
@@ -107,7 +136,5 @@ struct StageFault {
 // higher rung, then by name, in whichever order they are registered.
 const std::vector<StageFault>& stage_faults();
 const StageFault* find_fault(Flavour flavour, const std::string& name);
-
-constexpr size_t kMostStages = 64;
 
 }  // namespace xgemm

@@ -98,12 +98,12 @@ struct Asked {
 
 // What the terms need of a row: divisions are made once.
 struct Spread {
-  bool splits;
+  bool split_k;
   double rows, columns, slice, resident;  // of a tile; blocks of a multiprocessor
   double per_row, per_column, per_slice, per_resident;
 
   Spread(const Stage& s, const Tile& t)
-      : splits(s.splits),
+      : split_k(s.split_k),
         rows(t.BM),
         columns(t.BN),
         slice(t.BK * 1e-3),
@@ -117,7 +117,7 @@ struct Spread {
 // Blocks of a problem.
 inline double blocks_of(const Asked& p, const Spread& t, bool turned) {
   const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
-  return up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch * (t.splits ? p.chains : 1);
+  return up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch * (t.split_k ? p.chains : 1);
 }
 
 // once, work and memory are called with a term of that part of the time and how much there is of
@@ -126,8 +126,8 @@ template <class Once, class Work, class Memory>
 [[gnu::always_inline]] inline void each_term(const Asked& p, const Spread& t, bool turned,
                                              int sm_count, Once once, Work work, Memory memory) {
   const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
-  const double chains = t.splits ? p.chains : 1, per_sm = 1. / sm_count;
-  const double depth = up((t.splits ? p.chain : p.k) * t.per_slice) * t.slice;
+  const double chains = t.split_k ? p.chains : 1, per_sm = 1. / sm_count;
+  const double depth = up((t.split_k ? p.chain : p.k) * t.per_slice) * t.slice;
   const double blocks = blocks_of(p, t, turned);
   const double share = blocks * per_sm * t.per_resident, waves = up(share),
                busiest = up(blocks * per_sm) * t.per_resident;
@@ -187,7 +187,7 @@ class Bound {
   // In microseconds; per_sm: 1 / multiprocessors.
   double of(const Asked& p, const Spread& t, bool turned, double per_sm) const {
     const double share = blocks_of(p, t, turned) * per_sm * t.per_resident;
-    const double k = t.splits ? p.chain : p.k;
+    const double k = t.split_k ? p.chain : p.k;
     return once_ + k * of_k_ + std::max(share * (all_ + k * all_of_k_), one_ + k * one_of_k_);
   }
 

@@ -7,11 +7,11 @@ namespace xgemm {
 
 struct Overrides {
   int row = -1;  // of the tile table of a stage called by its name; -1: the one that is chosen
-  int64_t share = -1;  // Gemm::share; -1: split_k_size's
+  int64_t split_k_size = -1;  // Gemm::split_k_size; -1: split_k_size's
 };
 void set_overrides(const Overrides&);
 
-// Gemm::share of a problem of these sizes.
+// Gemm::split_k_size of a problem of these sizes.
 int64_t split_k_size_of(const Gemm& g);
 
 // Overrides::row for this stage. Throws std::invalid_argument when the stage has no such row, or

@@ -43,10 +43,10 @@ class Recent {
   }
 
   static Key key_of(const Gemm& g, bool strict, int64_t first, int64_t second) {
-    return {first,   second,       strict,       g.m,          g.n,          g.k,          g.batch,
-            g.share, g.a.rs,       g.a.cs,       g.a.bs,       address(g.a), g.b.rs,       g.b.cs,
-            g.b.bs,  address(g.b), g.c.rs,       g.c.cs,       g.c.bs,       address(g.c), g.d.rs,
-            g.d.cs,  g.d.bs,       address(g.d), g.beta != 0.f};
+    return {first,        second, strict, g.m,          g.n,    g.k,    g.batch, g.split_k_size,
+            g.a.rs,       g.a.cs, g.a.bs, address(g.a), g.b.rs, g.b.cs, g.b.bs,  address(g.b),
+            g.c.rs,       g.c.cs, g.c.bs, address(g.c), g.d.rs, g.d.cs, g.d.bs,  address(g.d),
+            g.beta != 0.f};
   }
 
   static size_t hash(const Key& key) {

@@ -53,7 +53,7 @@ bool describes(const TableRow& r, const Stage& s, const Tile& t) {
 // What makes an element of D: rows of one kind are measured beside each other.
 enum class Kind { parts, chain, chains };
 Kind kind_of(const Stage& s) {
-  return !s.strict ? Kind::parts : s.splits ? Kind::chains : Kind::chain;
+  return !s.strict ? Kind::parts : s.split_k ? Kind::chains : Kind::chain;
 }
 
 // What was promised of a problem's result.
@@ -82,17 +82,17 @@ const char* breaks(const Stage& s, const Promise& p) {
   if (kind != Kind::chains) return nullptr;
   if (!p.several && !p.narrow) return "is for elements of several chains, or for few rows";
   // What is not finite is to be so just where it is in one chain.
-  if (!p.strict && p.several && !(s.splits_as_one && p.few))
+  if (!p.strict && p.several && !(s.matches_single_chain_overflow && p.few))
     return "may be infinite elsewhere than one chain is";
   return nullptr;
 }
 
 // Whether auto may take the stage; `all`: one that it does not consider, too.
 bool use(const Stage& s, const Gemm& g, const Device& device, const Promise& promise, bool all) {
-  return (all || s.auto_choice) && !breaks(s, promise) && takes(s, g, device);
+  return (all || s.auto_choice) && !breaks(s, promise) && can_implement(s, g, device);
 }
 
-// Whether there is code of the stage for the device: takes() wants it, too.
+// Whether there is code of the stage for the device: can_implement wants it, too.
 bool has_code(const Stage& s, int sm) {
   return !sm || (s.min_sm <= sm && (!s.max_sm || sm <= s.max_sm));
 }
@@ -117,7 +117,7 @@ const TunedTime* least_of(const TunedProblem* problem, const Gemm& g, const Devi
   if (!problem) return nullptr;
   const Promise promise(g, strict);
   for (const TunedTime& t : problem->times)
-    if (!breaks(*t.stage, promise) && takes(*t.stage, g, device) &&
+    if (!breaks(*t.stage, promise) && can_implement(*t.stage, g, device) &&
         has_room(*t.stage, t.row, g, device, workspace))
       return &t;
   return nullptr;
@@ -341,13 +341,13 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   // Where nothing for auto can run, all others are.
   const bool some = its_time || !pick.stage || pick.stage->auto_choice;
   for (const Stage& s : all_) {
-    const std::string why_not = refusal(s, g, device);
+    const std::string why = why_not(s, g, device);
     const char* const broken = breaks(s, promise);
     const int by_name = row(s, g, device, strict, tuned);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
-      std::string why_not_row = why_not;
+      std::string why_not_row = why;
       const size_t needed = workspace_of(s, g, {.device = device, .row = static_cast<int>(i)});
-      if (why_not.empty() && !fits(s.tiles[i], device))
+      if (why.empty() && !fits(s.tiles[i], device))
         why_not_row = "needs " + std::to_string(s.tiles[i].smem() / 1024) +
                       " KiB of shared memory for a block, this device has " +
                       std::to_string(smem_of_block(device.sm) / 1024);
@@ -374,8 +374,8 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
       });
   for (Candidate& c : choice.candidates) {
     if (!c.able) continue;
-    c.blocks = c.stage->splits ? blocks_of(c.tile(), rows_first(g)) * split_k_slices(g)
-                               : blocks_of(c.tile(), g);
+    c.blocks = c.stage->split_k ? blocks_of(c.tile(), rows_first(g)) * split_k_slices(g)
+                                : blocks_of(c.tile(), g);
     c.waves = static_cast<double>(c.blocks) /
               (static_cast<double>(device.sm_count) * c.tile().min_blocks);
   }

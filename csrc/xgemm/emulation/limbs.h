@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "xgemm/core/stage.h"
 #include "xgemm/core/tile_scheduler.h"
 #include "xgemm/core/workspace.h"
 #include "xgemm/emulation/certificate.h"
@@ -24,8 +25,8 @@ struct Limbs {
   XGEMM_HD int64_t row_bytes(int limbs) const { return blocks * kSliceK * 2 * limbs; }
 };
 
-// Why k could not be told in 32 bits, or null.
-inline const char* too_deep_to_decompose(const Gemm& g) {
+// An element's place along K is told in 32 bits.
+inline Status can_decompose(const Gemm& g) {
   return g.k > int64_t{UINT32_MAX} ? "decomposes rows of fewer than 2^32 elements of K" : nullptr;
 }
 

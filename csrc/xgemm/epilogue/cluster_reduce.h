@@ -43,34 +43,34 @@ __device__ __forceinline__ void leave_fragment(SharedSums<BM, BN>& sums, const G
     }
 }
 
-// Adds up a thread's four neighbours of a tile of which there are so many shares, in order:
-// load(x, s) has them of share s. Some are asked for before any is added.
+// Adds up a thread's four neighbours of a tile of which there are so many split-K slices, in
+// order: load(x, s) has them of slice s. Some are asked for before any is added.
 template <int kAhead, class Load>
-__device__ __forceinline__ void add_shares(float (&sum)[4], int first, int shares,
+__device__ __forceinline__ void add_slices(float (&sum)[4], int first, int splits,
                                            const Load& load) {
   float x[kAhead][4];
 #pragma unroll
   for (int s = 0; s < kAhead; ++s)
-    if (first + s < shares) load(x[s], first + s);
+    if (first + s < splits) load(x[s], first + s);
 #pragma unroll
   for (int s = 0; s < kAhead; ++s)
-    if (first + s < shares)
+    if (first + s < splits)
 #pragma unroll
       for (int w = 0; w < 4; ++w) sum[w] += x[s][w];
 }
 
-// finish(row, column, sum) for the four neighbours from there on, for block `share`'s part of the
+// finish(row, column, sum) for the four neighbours from there on, for block `split`'s part of the
 // tile, by its kThreads threads: between the cluster's barriers.
 template <int kThreads, int BM, int BN, class Finish>
-__device__ __forceinline__ void add_in_cluster(const SharedSums<BM, BN>& here, int share,
-                                               int shares, const Finish& finish) {
+__device__ __forceinline__ void add_in_cluster(const SharedSums<BM, BN>& mine, int split,
+                                               int splits, const Finish& finish) {
 #pragma unroll 1
-  for (int e = (share * kThreads + static_cast<int>(threadIdx.x)) * 4; e < BM * BN;
-       e += shares * kThreads * 4) {
+  for (int e = (split * kThreads + static_cast<int>(threadIdx.x)) * 4; e < BM * BN;
+       e += splits * kThreads * 4) {
     const int row = e / BN, column = e % BN;
     float sum[4] = {-0.f, -0.f, -0.f, -0.f};  // -0 + x is x
-    add_shares<kClusterSlices>(sum, 0, shares, [&](float (&x)[4], int s) {
-      load4_from_block(x, &here.d[row][column], s);
+    add_slices<kClusterSlices>(sum, 0, splits, [&](float (&x)[4], int s) {
+      load4_from_block(x, &mine.d[row][column], s);
     });
     finish(row, column, sum);
   }

@@ -16,19 +16,21 @@ constexpr int kAddThreads = 128;
 
 struct ChainJob {
   Gemm g;
-  int64_t shares = 1;  // of k: chains of an element
+  int64_t split_k_slices = 1;  // chains of an element
   int64_t pitch = 0;  // from row to row of the sums: a multiple of 4
-  float* sums = nullptr;  // [matrix][share][row][column]
+  float* sums = nullptr;  // [matrix][slice][row][column]
 
-  XGEMM_HD float* sum(int64_t z, int64_t s) const { return sums + (z * shares + s) * g.m * pitch; }
-  // Share s of matrix z as a problem of its own, whose result is that chain.
-  XGEMM_HD Gemm share(int64_t z, int64_t s) const {
+  XGEMM_HD float* sum(int64_t z, int64_t s) const {
+    return sums + (z * split_k_slices + s) * g.m * pitch;
+  }
+  // Slice s of K of matrix z as a problem of its own, whose result is that chain.
+  XGEMM_HD Gemm split_k_slice(int64_t z, int64_t s) const {
     Gemm part = g.at(z);
-    if (shares == 1) return part;
-    const int64_t k = s * g.share;
+    if (split_k_slices == 1) return part;
+    const int64_t k = s * g.split_k_size;
     part.a.data += k * g.a.cs;
     part.b.data += k * g.b.rs;
-    part.k = min_of(g.share, g.k - k);
+    part.k = min_of(g.split_k_size, g.k - k);
     part.d = {sum(z, s), pitch, 1, 0};
     part.alpha = 1.f, part.beta = 0.f, part.act = Act::none;
     return part;
@@ -36,16 +38,16 @@ struct ChainJob {
 };
 
 inline ChainJob chain_job(const Gemm& g) {
-  return {.g = g, .shares = split_k_slices(g), .pitch = ceil_div(g.n, 4) * 4};
+  return {.g = g, .split_k_slices = split_k_slices(g), .pitch = ceil_div(g.n, 4) * 4};
 }
 
 // Gives sums a place in the workspace, where there are several of an element; its bytes.
 inline size_t place_chains(ChainJob& job, void* workspace) {
-  if (job.shares == 1) return 0;
+  if (job.split_k_slices == 1) return 0;
   const int64_t matrices = std::min(job.g.batch, kMaxGridZ);
   Layout layout{workspace};
   job.sums = static_cast<float*>(layout.place(
-      static_cast<size_t>(matrices * job.shares * job.g.m * job.pitch) * sizeof(float)));
+      static_cast<size_t>(matrices * job.split_k_slices * job.g.m * job.pitch) * sizeof(float)));
   return layout.bytes;
 }
 
@@ -72,7 +74,7 @@ __device__ __forceinline__ float chain_of(const Gemm& g, int64_t i, int64_t j, i
 // Of element (i, j), what the sum of its chains gives: that is not finite where one of them is not,
 // or was marked as far from sure to be.
 __device__ __forceinline__ float result_of(const Gemm& g, int64_t i, int64_t j, float sum) {
-  if (g.as_one && !(fabsf(sum) <= FLT_MAX)) [[unlikely]]
+  if (g.match_single_chain_overflow && !(fabsf(sum) <= FLT_MAX)) [[unlikely]]
     return chain_of(g, i, j, 0, g.k);
   return sum;
 }
@@ -96,11 +98,11 @@ __device__ __forceinline__ void add_chains(const ChainJob& job) {
 #pragma unroll
   for (float& each : sum) each = -0.f;  // -0 + x is x
 #pragma unroll 1
-  for (int64_t s = 0; s < job.shares; s += kAhead) {
+  for (int64_t s = 0; s < job.split_k_slices; s += kAhead) {
     float x[kAhead][kWidth];
 #pragma unroll
     for (int q = 0; q < kAhead; ++q, from += step) {
-      if (s + q < job.shares) {
+      if (s + q < job.split_k_slices) {
         if constexpr (kWidth == 4) load4(x[q], from);
         else x[q][0] = *from;
       } else {
@@ -149,12 +151,12 @@ void launch_chains(const First& first, void (*one)(Job), void (*four)(Job), Job 
 // Element (i, j), its chains made one after another by one thread: the same bits.
 __device__ __forceinline__ void chains_in_turn(const Gemm& g, int64_t i, int64_t j) {
   if (i >= g.m || j >= g.n) return;
-  const int64_t share = split_k_slices(g) > 1 ? g.share : g.k;
+  const int64_t length = split_k_slices(g) > 1 ? g.split_k_size : g.k;
   float sum = -0.f;
   int64_t k = 0;
   do {
-    sum += chain_of(g, i, j, k, min_of(k + share, g.k));
-    k += share;
+    sum += chain_of(g, i, j, k, min_of(k + length, g.k));
+    k += length;
   } while (k < g.k);
   g.store(i, j, sum);
 }

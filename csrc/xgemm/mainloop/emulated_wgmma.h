@@ -396,10 +396,10 @@ inline size_t wgmma_workspace(EmulationScheme s, const Tile& t, const Gemm& g,
 }
 
 // Coordinates of TMA are 32-bit numbers.
-inline const char* too_large(const Gemm& g) {
+inline Status can_implement_wgmma(const Gemm& g) {
   const int64_t most = INT32_MAX - 1024;
   return g.m * g.batch > most || g.n * g.batch > most ? "has over 2^31 rows or columns in all"
-                                                      : too_deep_to_decompose(g);
+                                                      : can_decompose(g);
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -1,5 +1,5 @@
-// From the sums that the shares of a tile have to D: by the block that has all of K, by the blocks
-// of a cluster, or by those of another launch.
+// From the sums that the split-K slices of a tile have to D: by the block that has all of K, by the
+// blocks of a cluster, or by those of another launch.
 #pragma once
 
 #include "xgemm/device/ptx/cluster.h"
@@ -20,19 +20,19 @@ __device__ __forceinline__ void store_sums4(const Gemm& g, int64_t i, int64_t j,
 // The blocks of a cluster add up what they have of a tile, each its part of it, once all have left
 // it. told: the range of a block's operands, as bits.
 template <int BM>
-__device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& here, const float* told,
-                                                  const Gemm& g, const TileCoord& o, int share,
-                                                  int shares) {
+__device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& mine, const float* told,
+                                                  const Gemm& g, const TileCoord& o, int split,
+                                                  int splits) {
   const int lane = threadIdx.x % 32;
   const uint32_t range =
-      join_ranges_of_warp(float_to_bits(load_from_block(told, lane < shares ? lane : share)));
-  add_in_cluster<kConsumerThreads>(here, share, shares, [&](int row, int column, float (&sum)[4]) {
+      join_ranges_of_warp(float_to_bits(load_from_block(told, lane < splits ? lane : split)));
+  add_in_cluster<kConsumerThreads>(mine, split, splits, [&](int row, int column, float (&sum)[4]) {
     store_sums4(g, o.i + row, o.j + column, sum, range);
   });
   cluster_sync(Relaxed());  // nobody reads this block's any more
 }
 
-// Part `part` of a tile whose shares are in the workspace: four elements a thread.
+// Part `part` of a tile whose split-K slices are in the workspace: four elements a thread.
 template <int BM>
 __device__ __forceinline__ void finish_tile(const SplitKJob& job, const Gemm& g, unsigned tile,
                                             int part) {
@@ -40,21 +40,21 @@ __device__ __forceinline__ void finish_tile(const SplitKJob& job, const Gemm& g,
   const TileCoord o = tile_coord(job, tile, BM);
   const int64_t place = job.place(blockIdx.z, tile);
   const int e = (part * kConsumerThreads + static_cast<int>(threadIdx.x)) * 4;
-  const int shares = static_cast<int>(job.shares);
+  const int splits = static_cast<int>(job.split_k_slices);
   const float* const sums = job.sums + place * (BM * kLong) + e;
   float sum[4] = {-0.f, -0.f, -0.f, -0.f};  // -0 + x is x
   uint32_t range = 0;
 #pragma unroll 1
-  for (int first = 0; first < shares; first += kAhead) {
-    const int share = first + static_cast<int>(threadIdx.x) % kAhead;
-    if (share < shares) range = join_ranges(range, job.ranges[place + share]);
-    add_shares<kAhead>(sum, first, shares,
+  for (int first = 0; first < splits; first += kAhead) {
+    const int split = first + static_cast<int>(threadIdx.x) % kAhead;
+    if (split < splits) range = join_ranges(range, job.ranges[place + split]);
+    add_slices<kAhead>(sum, first, splits,
                        [&](float (&x)[4], int s) { load4(x, sums + int64_t{s} * (BM * kLong)); });
   }
   store_sums4(g, o.i + e / kLong, o.j + e % kLong, sum, join_ranges_of_warp(range));
 }
 
-// Leaves a share's sums in a tile whose rows are kPitch apart.
+// Leaves a slice's sums in a tile whose rows are kPitch apart.
 template <int BM, int kPitch>
 __device__ __forceinline__ void leave_sums(float* tile, const float (&sum)[kNarrowSums<BM>]) {
   float* const sums =
@@ -73,14 +73,14 @@ __device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
 // store(i, j, x) for each x that a thread has of a tile, as far as D goes: by way of shared memory,
 // where an index may be dynamic as it may not in registers.
 template <int BM, class Store>
-__device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, const TileCoord& o,
+__device__ __forceinline__ void go_round(NarrowSums<BM>& mine, const Gemm& g, const TileCoord& o,
                                          const float (&x)[kNarrowSums<BM>], const Store& store) {
   const int row = threadIdx.x % 4 * 2, column = RegisterLimbs<kLong, false>::first_row();
-  leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], x);
+  leave_sums<BM, NarrowSums<BM>::kPitch>(mine.d[0], x);
 #pragma unroll 1
   for (int e = 0; e < kNarrowSums<BM>; ++e) {
     const int r = row + sum_row(e), c = column + sum_column(e);
-    if (o.i + r < g.m && o.j + c < g.n) store(o.i + r, o.j + c, here.d[r][c]);
+    if (o.i + r < g.m && o.j + c < g.n) store(o.i + r, o.j + c, mine.d[r][c]);
   }
 }
 
@@ -88,19 +88,19 @@ __device__ __forceinline__ void go_round(NarrowSums<BM>& here, const Gemm& g, co
 // tiles go straight through: behind a jump, code is waited for. Others go by way of shared memory,
 // to warps that have rows.
 template <int BM>
-__device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, const TileCoord& o,
+__device__ __forceinline__ void store_sums(NarrowSums<BM>& mine, const Gemm& g, const TileCoord& o,
                                            const float (&sum)[kNarrowSums<BM>], uint32_t range) {
   constexpr int kSums = kNarrowSums<BM>;
   const int64_t i = o.i + threadIdx.x % 4 * 2;
   const int64_t j = o.j + RegisterLimbs<kLong, false>::first_row();
   if (!Certainty(range, g.k).always()) [[unlikely]] {
-    leave_sums<BM, NarrowSums<BM>::kPitch>(here.d[0], sum);
+    leave_sums<BM, NarrowSums<BM>::kPitch>(mine.d[0], sum);
     named_barrier(1, kConsumerThreads);
     const int column = threadIdx.x % 32 * 4;
 #pragma unroll 1
     for (int row = threadIdx.x / 32; row < BM; row += kConsumerThreads / 32) {
       float x[4];
-      load4(x, &here.d[row][column]);
+      load4(x, &mine.d[row][column]);
       store_sums4(g, o.i + row, o.j + column, x, range);
     }
     return;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void store_sums(NarrowSums<BM>& here, const Gemm& g, 
     for (int e = 0; e < kSums; e += 2)
       store2(g.d.ptr(i + sum_row(e), j + sum_column(e)), z[e], z[e + 1]);
   } else {
-    go_round<BM>(here, g, o, z, [&](int64_t r, int64_t c, float x) {
+    go_round<BM>(mine, g, o, z, [&](int64_t r, int64_t c, float x) {
       g.d(r, c) = g.act == Act::none ? x : activate(g.act, x);
     });
   }

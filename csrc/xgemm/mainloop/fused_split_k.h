@@ -27,12 +27,14 @@ struct SplitKJob {
   Gemm g;
   OperandMap a, b;
   int64_t tiles_m = 1, tiles = 1;
-  int64_t shares = 1, share = 0;  // of k
+  int64_t split_k_slices = 1, split_k_size = 0;
   bool cluster = false;  // the blocks of a tile are one, and need no workspace
-  float* sums = nullptr;  // [matrix][tile][share][row][column]
-  uint32_t* ranges = nullptr;  // [matrix][tile][share]: join_ranges
+  float* sums = nullptr;  // [matrix][tile][slice][row][column]
+  uint32_t* ranges = nullptr;  // [matrix][tile][slice]: join_ranges
 
-  XGEMM_HD int64_t place(int64_t z, int64_t tile) const { return (z * tiles + tile) * shares; }
+  XGEMM_HD int64_t place(int64_t z, int64_t tile) const {
+    return (z * tiles + tile) * split_k_slices;
+  }
 
   // What TMA knows of its operands.
   template <int BM, bool kA, bool kB>
@@ -48,20 +50,20 @@ XGEMM_HD TileCoord tile_coord(const SplitKJob& job, unsigned tile, int BM) {
   return {static_cast<int64_t>(tile % tiles_m) * BM, static_cast<int64_t>(tile / tiles_m) * kLong};
 }
 
-// How many shares of so many slices: those for which a large GPU is done first, a block a
-// multiprocessor; clusters leave some of those places empty. A block is worth some slices more
-// than its own. A block that has all of K stores what it has. The blocks of a cluster add up what
-// they have themselves, each its part of the tile; others leave that to a launch more. Fits what
-// was measured of narrow products (H200, 2026-11-22).
-struct Shares {
+// Split-K: into how many parts so many slices are cut: those for which a large GPU is done first, a
+// block a multiprocessor; clusters leave some of those places empty. A block is worth some slices
+// more than its own. A block that has all of K stores what it has. The blocks of a cluster add up
+// what they have themselves, each its part of the tile; others leave that to a launch more. Fits
+// what was measured of narrow products (H200, 2026-11-22).
+struct SplitK {
   int64_t count = 1;
   bool cluster = true;
 };
-inline Shares split_k_slices_of(int64_t tiles, int64_t slices) {
+inline SplitK split_k_slices_of(int64_t tiles, int64_t slices) {
   constexpr int64_t kBlock = 3, kLaunch = 1, kAdds = 8, kStores = 2;
-  Shares best;
+  SplitK best;
   int64_t least = INT64_MAX;
-  const auto consider = [&](Shares s, int64_t room, int64_t more) {
+  const auto consider = [&](SplitK s, int64_t room, int64_t more) {
     const int64_t cost =
         ceil_div(tiles * s.count, room) * (ceil_div(slices, s.count) + kBlock) + more;
     if (s.count >= 1 && s.count <= slices && cost < least) best = s, least = cost;
@@ -88,15 +90,15 @@ inline SplitKPlan plan_split_k(const Gemm& all, const Tile& t, void* workspace) 
   job.tiles_m = ceil_div(g.m, t.BM);
   job.tiles = tile_count(g, t.BM, kLong);
   const int64_t slices = std::max<int64_t>(1, ceil_div(g.k, t.BK));
-  const Shares shares = split_k_slices_of(job.tiles, slices);
-  const int64_t each = ceil_div(slices, shares.count);
-  job.shares = ceil_div(slices, each);
-  job.cluster = shares.cluster || job.shares == 1;
-  job.share = each * t.BK;
+  const SplitK split = split_k_slices_of(job.tiles, slices);
+  const int64_t each = ceil_div(slices, split.count);
+  job.split_k_slices = ceil_div(slices, each);
+  job.cluster = split.cluster || job.split_k_slices == 1;
+  job.split_k_size = each * t.BK;
   if (job.cluster) return plan;
   Layout layout{workspace};
   const auto room = [&](int64_t words) {
-    const int64_t places = std::min(g.batch, kMaxGridZ) * job.tiles * job.shares;
+    const int64_t places = std::min(g.batch, kMaxGridZ) * job.tiles * job.split_k_slices;
     return layout.place(static_cast<size_t>(places * words) * sizeof(float));
   };
   job.sums = static_cast<float*>(room(int64_t{t.BM} * kLong));

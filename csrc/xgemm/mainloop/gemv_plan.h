@@ -16,7 +16,7 @@ struct GemvJob : ChainJob {
   int warps = 1;  // of a block, for each of its groups of columns
   int64_t blocks = 1;  // that share a group's chains: a cluster, if they meet there
   int64_t each = 1;  // chains of a warp
-  bool here = false;  // they stay in shared memory
+  bool in_cluster = false;  // they stay in shared memory
 
   // Chain number `chain` of an element in matrix g, where it does not stay: into the workspace, or
   // past it where it is the only one.
@@ -41,14 +41,14 @@ inline GemvPlan plan_gemv(const Gemm& all, const Tile& t, int64_t groups, const 
   const int warps = t.threads() / 32, most_blocks = may_depend(device) ? kMostGemvBlocks : 1;
   GemvPlan plan{.job = {{.g = rows_first(all)}}};
   GemvJob& job = plan.job;
-  job.shares = split_k_slices(job.g);
+  job.split_k_slices = split_k_slices(job.g);
   const int64_t room = int64_t{device.sm_count} * t.min_blocks * warps;  // for warps
-  const auto team = [&] { return ceil_div(job.shares, job.each); };
+  const auto team = [&] { return ceil_div(job.split_k_slices, job.each); };
   while (job.each < kMostChains && team() > 1 && groups * all.batch * team() > room) ++job.each;
-  const int64_t least = ceil_div(job.shares, int64_t{warps} * most_blocks);
-  job.here = job.shares > 1 && least <= 2;
-  if (job.here) job.each = std::max(job.each, least);
-  if (job.shares > 1 && !job.here) {
+  const int64_t least = ceil_div(job.split_k_slices, int64_t{warps} * most_blocks);
+  job.in_cluster = job.split_k_slices > 1 && least <= 2;
+  if (job.in_cluster) job.each = std::max(job.each, least);
+  if (job.split_k_slices > 1 && !job.in_cluster) {
     const ChainPlan chains = plan_chains(job.g, workspace);
     static_cast<ChainJob&>(job) = chains.job;
     plan.bytes = chains.bytes;
@@ -84,8 +84,8 @@ struct GemvTeam {
     const int64_t chain = walker * job.each;
     return {.i0 = static_cast<int64_t>(group / across) * rows,
             .j0 = static_cast<int64_t>(group % across) * columns,
-            .k0 = chain * g.share,
-            .k1 = job.shares > 1 ? min_of((chain + job.each) * g.share, g.k) : g.k,
+            .k0 = chain * g.split_k_size,
+            .k1 = job.split_k_slices > 1 ? min_of((chain + job.each) * g.split_k_size, g.k) : g.k,
             .chain = chain};
   }
 
@@ -97,11 +97,11 @@ struct GemvTeam {
     float sum = -0.f;  // -0 + x is x
     int chain = 0, warp = 0, rank = 0;
 #pragma unroll 1
-    for (int64_t s = 0; s < job.shares; s += kAhead) {
+    for (int64_t s = 0; s < job.split_k_slices; s += kAhead) {
       float x[kAhead];
 #pragma unroll
       for (int q = 0; q < kAhead; ++q) {
-        x[q] = s + q < job.shares ? load(first + warp, chain, rank) : -0.f;
+        x[q] = s + q < job.split_k_slices ? load(first + warp, chain, rank) : -0.f;
         if (++chain < job.each) continue;
         chain = 0;
         if (++warp < job.warps) continue;

@@ -20,28 +20,28 @@ inline GemvPlan plan_teams(const Gemm& g, int64_t groups, int64_t most_chains, c
                            void* workspace) {
   GemvPlan plan{.job = {{.g = g}}};
   GemvJob& job = plan.job;
-  const int64_t shares = job.shares = split_k_slices(g);
+  const int64_t splits = job.split_k_slices = split_k_slices(g);
   constexpr int64_t kNone = INT64_MAX;
   int64_t least = kNone;
   for (int64_t blocks = 1; blocks <= (may_depend(device) ? kClusterSlices : 1); blocks *= 2) {
-    const int64_t each = ceil_div(shares, kTeamWarps * blocks);
-    const int64_t warps = ceil_div(shares, each * blocks), room = cluster_room(blocks);
+    const int64_t each = ceil_div(splits, kTeamWarps * blocks);
+    const int64_t warps = ceil_div(splits, each * blocks), room = cluster_room(blocks);
     const bool at_once = groups * blocks <= room * (kTeamWarps / warps);
     const int64_t load = ceil_div(groups * blocks, room) * warps * each;
     if (each > most_chains || load >= least || (blocks > 1 && !at_once)) continue;
-    if (ceil_div(shares, each * warps) < blocks) continue;  // some would be idle
+    if (ceil_div(splits, each * warps) < blocks) continue;  // some would be idle
     least = load;
     job.warps = static_cast<int>(warps), job.blocks = blocks, job.each = each;
   }
   // A second launch costs less than a third of the multiprocessors.
-  job.here = shares > 1 && least != kNone &&
-             (least <= kTeamWarps || least * kSms * 2 <= groups * shares * 3);
-  if (shares == 1 || job.here) return plan;
+  job.in_cluster = splits > 1 && least != kNone &&
+                   (least <= kTeamWarps || least * kSms * 2 <= groups * splits * 3);
+  if (splits == 1 || job.in_cluster) return plan;
   const ChainPlan chains = plan_chains(g, workspace);
   static_cast<ChainJob&>(job) = chains.job;
   plan.bytes = chains.bytes;
-  job.warps = static_cast<int>(std::min<int64_t>(shares, 4)), job.each = 1;
-  job.blocks = ceil_div(shares, job.warps);
+  job.warps = static_cast<int>(std::min<int64_t>(splits, 4)), job.each = 1;
+  job.blocks = ceil_div(splits, job.warps);
   return plan;
 }
 

@@ -190,12 +190,14 @@ struct GemvStream {
 #pragma unroll 1
           for (int q = 0; q < end - k; ++q) add<1>(sums, range, at.slot, q);
         }
-        if (!kSeesAll && g.as_one) see(range, at.slot);
+        if (!kSeesAll && g.match_single_chain_overflow) see(range, at.slot);
         __syncwarp();  // all lanes have read it
         ask(at.slot, k + kStreamBuffers * kSliceK);
       }
       constexpr uint32_t kAll = 0xffffffffu;
-      leave(chain++, sums, g.as_one ? __ballot_sync(kAll, range.of_warp().within(g.k)) : kAll);
+      leave(
+          chain++, sums,
+          g.match_single_chain_overflow ? __ballot_sync(kAll, range.of_warp().within(g.k)) : kAll);
     } while (k < part.k1);
   }
 };

@@ -32,16 +32,16 @@ struct RecomputeMap {
 struct RecomputeJob {
   Gemm g;
   RecomputeMap map;
-  uint32_t slots = 0;  // room for so many sums of a share of K
+  uint32_t slots = 0;  // room for so many sums of a slice of K
   float* sums = nullptr;  // [slot][element / 4][thread][4]
-  uint32_t* come = nullptr;  // by unit: how many shares have come; found zero
+  uint32_t* come = nullptr;  // by unit: how many slices of K have come; found zero
   uint32_t* counter = nullptr;  // Context::recomputed
 };
 
 inline namespace XGEMM_FLAVOUR {
 
-// K is cut where units are few, in shares at least so long.
-constexpr int64_t kLeastRecomputeShare = 256;
+// K is cut where units are few, in slices at least so long.
+constexpr int64_t kLeastRecomputeSplit = 256;
 
 template <int kColumns>
 constexpr Tile recompute_tile() {
@@ -104,7 +104,7 @@ struct RecomputeShared {
   MarkedUnits<kRecomputeTile<kColumns>.threads()> marked;
 };
 
-// Blocks take item after item: a unit, or, where there are fewer units than blocks, a share of K of
+// Blocks take item after item: a unit, or, where there are fewer units than blocks, a slice of K of
 // one. A unit whose sum may overflow on its way is one chain, as the strict stages make it.
 template <int kColumns, bool kA, bool kB>
 __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
@@ -119,30 +119,30 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
   const uint32_t recomputed = counts.all[0], chained = counts.all[1];
   if (job.counter && blockIdx.x == 0 && threadIdx.x == 0)
     atomic_add(job.counter, chained + recomputed);
-  // Shares of K: so many that each has a block and a slot.
-  uint32_t shares = 1;
+  // Split-K: so many slices that each has a block and a slot.
+  uint32_t splits = 1;
   if (recomputed > 0 && chained + 2 * recomputed <= job.slots)
-    shares = static_cast<uint32_t>(
-        min_of((job.slots - chained) / recomputed, ceil_div(job.g.k, kLeastRecomputeShare)));
-  const int64_t share = ceil_div(ceil_div(job.g.k, shares), T.BK) * T.BK;
-  const uint32_t items = chained + recomputed * shares;
+    splits = static_cast<uint32_t>(
+        min_of((job.slots - chained) / recomputed, ceil_div(job.g.k, kLeastRecomputeSplit)));
+  const int64_t length = ceil_div(ceil_div(job.g.k, splits), T.BK) * T.BK;
+  const uint32_t items = chained + recomputed * splits;
 #pragma unroll 1
   for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const bool alone = item < chained || shares == 1;
-    const uint32_t ordinal = item < chained ? item : (item - chained) / shares;
-    const uint32_t s = alone ? 0 : (item - chained) % shares;
+    const bool alone = item < chained || splits == 1;
+    const uint32_t ordinal = item < chained ? item : (item - chained) / splits;
+    const uint32_t s = alone ? 0 : (item - chained) % splits;
     const int64_t unit = counts.find(shared.marked, job.map,
                                      item < chained ? Fate::chained : Fate::recomputed, ordinal);
     const int64_t in_matrix = unit % (job.map.units_m * job.map.units_n);
     const Gemm g = job.g.at(unit / (job.map.units_m * job.map.units_n));
     const TileCoord o{in_matrix / job.map.units_n * kUnitRows,
                       in_matrix % job.map.units_n * kColumns};
-    const int64_t k0 = alone ? 0 : min_of(s * share, g.k);
+    const int64_t k0 = alone ? 0 : min_of(s * length, g.k);
     Gemm part = g;
     part.a.data += k0 * g.a.cs;
     part.b.data += k0 * g.b.rs;
-    part.k = alone ? g.k : min_of(share, g.k - k0);
-    // The last share's block adds up, in order.
+    part.k = alone ? g.k : min_of(length, g.k - k0);
+    // The last slice's block adds up, in order.
     multiply_pipelined<T, kA, kB>(shared.ring, part, o, [&](auto& sum, int row, int column) {
       if (!alone) {
         float* const mine = job.sums + (int64_t{item} * kSums * kThreads + threadIdx.x * 4);
@@ -151,18 +151,18 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
           const float* const x = &sum[e / T.TN][e % T.TN];
           store4(mine + e * kThreads, make_float4(x[0], x[1], x[2], x[3]));
         }
-        if (s + 1 < shares) {
+        if (s + 1 < splits) {
           __syncthreads();
           if (threadIdx.x == 0) signal(&job.come[ordinal]);
           return;
         }
-        if (threadIdx.x == 0) wait_for_signals(&job.come[ordinal], shares - 1);
+        if (threadIdx.x == 0) wait_for_signals(&job.come[ordinal], splits - 1);
         __syncthreads();
 #pragma unroll
         for (int e = 0; e < kSums; ++e) sum[e / T.TN][e % T.TN] = -0.f;  // -0 + x is x
         const float* from = mine - int64_t{s} * kSums * kThreads;
 #pragma unroll 1
-        for (uint32_t n = 0; n < shares; ++n, from += kSums * kThreads)
+        for (uint32_t n = 0; n < splits; ++n, from += kSums * kThreads)
 #pragma unroll
           for (int e = 0; e < kSums; e += 4) {
             float x[4];
@@ -193,11 +193,11 @@ inline RecomputePlan plan_recompute(const Gemm& g, int columns, size_t used, siz
   job.counter = context.recomputed;
   job.map.units_m = ceil_div(g.m, kUnitRows), job.map.units_n = ceil_div(g.n, columns);
   job.map.units = job.map.units_m * job.map.units_n * g.batch;
-  const int64_t shares = ceil_div(g.k, kLeastRecomputeShare);
+  const int64_t splits = ceil_div(g.k, kLeastRecomputeSplit);
   const int64_t blocks = int64_t{kRecomputeTile<128>.min_blocks} * context.device.sm_count;
-  if (shares > 1)
+  if (splits > 1)
     job.slots = static_cast<uint32_t>(
-        std::min(blocks, job.map.units > blocks ? blocks : job.map.units * shares));
+        std::min(blocks, job.map.units > blocks ? blocks : job.map.units * splits));
   Layout all{context.workspace, used};
   const size_t of_slots = size_t{job.slots} * kUnitRows * static_cast<size_t>(columns) * 4;
   plan.sums = static_cast<float*>(all.place(std::max(room, of_slots)));

@@ -15,7 +15,7 @@ constexpr int kRows = 4,
 void strip(const Gemm& g, int64_t i, int rows, int64_t j, int columns) {
   float sum[kRows][kColumns], acc[kRows][kColumns];
   float b[kColumns];
-  const int64_t share = split_k_slices(g) > 1 ? g.share : g.k;
+  const int64_t share = split_k_slices(g) > 1 ? g.split_k_size : g.k;
   int64_t k = 0;
   do {
     const int64_t first = k, last = std::min(k + share, g.k);

@@ -22,14 +22,13 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles(kernel, g, kTile, dim3(kTile.BM, kTile.BN), context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "naive",
      .rung = 1,
      .idea = "one thread, one element of C; threadIdx.x walks rows, loads are uncoalesced",
      .source = "L v1, X 01",
      .tiles = {kTile},
-     .auto_choice = false,
-     .run = run});
+     .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::naive

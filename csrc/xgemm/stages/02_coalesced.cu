@@ -36,13 +36,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles(kernel, g, kTile, dim3(kTile.BN, kTile.BM), context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "coalesced",
                .rung = 2,
                .idea = "threadIdx.x walks columns: a warp's loads of B and stores are neighbours",
                .source = "S naive, X 02, T untiled",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::coalesced

@@ -39,13 +39,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles(kernel, g, kTile, dim3(kColumns, kTile.BM / V), context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "thread_tile_dot",
                .rung = 3,
                .idea = "4 x 4 results a thread, no shared memory, dot products: NV + NV^2 loads",
                .source = "L v1.5",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::thread_tile_dot

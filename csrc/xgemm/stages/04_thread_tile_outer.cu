@@ -44,13 +44,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles(kernel, g, kTile, dim3(kColumns, kTile.BM / V), context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "thread_tile_outer",
                .rung = 4,
                .idea = "the same 4 x 4 results a thread by outer products: 2 NV loads",
                .source = "L v2",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::thread_tile_outer

@@ -53,13 +53,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles(kernel, g, kTile, dim3(BN, BM), context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "smem_tiled",
                .rung = 5,
                .idea = "block tiles staged through shared memory, zero-filled at the edges",
                .source = "T, X 03, C 1",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_tiled

@@ -48,13 +48,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles(kernel, g, kTile, dim3(BN, BM), context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "smem_conflicted",
                .rung = 6,
                .idea = "a layout in which 32 lanes hit one bank, on store and on read: on purpose",
                .source = "S v1",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_conflicted

@@ -48,13 +48,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles(kernel, g, kTile, dim3(kTile.threads()), context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "smem_conflicted_1d",
                .rung = 7,
                .idea = "the same with one-dimensional threads: as many registers, no visible gain",
                .source = "S v2",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_conflicted_1d

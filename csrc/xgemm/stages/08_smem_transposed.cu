@@ -48,13 +48,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles(kernel, g, kTile, dim3(kTile.threads()), context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "smem_transposed",
                .rung = 8,
                .idea = "A transposed on packing: the read conflict goes, the store conflict stays",
                .source = "S v3",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_transposed

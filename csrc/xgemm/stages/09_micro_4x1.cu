@@ -53,13 +53,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "micro_4x1",
                .rung = 9,
                .idea = "four results a thread; the element that they share stays in a register",
                .source = "S v4",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::micro_4x1

@@ -54,12 +54,11 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "micro_4x1_vec4",
                .rung = 10,
                .idea = "the same with 16-byte loads, stores to shared memory and stores of C",
                .source = "S v5",
-               .tiles = {kTile},
-               .run = run});
+               .tiles = {kTile}});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::micro_4x1_vec4

@@ -52,13 +52,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "block_tile_1d",
                .rung = 11,
                .idea = "a column of 8 results a thread; the element of B stays in a register",
                .source = "X 04, C 2",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::block_tile_1d

@@ -61,12 +61,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(kFlavour, {.name = "block_tile_2d",
-                                       .rung = 12,
-                                       .idea = "8 x 8 results a thread from fragments in registers",
-                                       .source = "X 05",
-                                       .tiles = {kTile},
-                                       .auto_choice = false,
-                                       .run = run});
+static const Register<run> stage(kFlavour,
+                                 {.name = "block_tile_2d",
+                                  .rung = 12,
+                                  .idea = "8 x 8 results a thread from fragments in registers",
+                                  .source = "X 05",
+                                  .tiles = {kTile},
+                                  .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::block_tile_2d

@@ -58,12 +58,11 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "block_tile_kmajor",
                .rung = 13,
                .idea = "both shared tiles K-major, filled by a generic cooperative fetch loop",
                .source = "L v3 + cooperative fetching",
-               .tiles = {kTile},
-               .run = run});
+               .tiles = {kTile}});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::block_tile_kmajor

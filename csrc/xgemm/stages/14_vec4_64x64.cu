@@ -57,12 +57,11 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "vec4_64x64",
                .rung = 14,
                .idea = "16-byte accesses everywhere, shared reads too; 4 x 4 results a thread",
                .source = "S v6",
-               .tiles = {kTile},
-               .run = run});
+               .tiles = {kTile}});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::vec4_64x64

@@ -66,13 +66,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "vec4_128x128",
                .rung = 15,
                .idea = "16-byte accesses to gmem, smem and C; A transposed in shared memory",
                .source = "S v7, X 06",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::vec4_128x128

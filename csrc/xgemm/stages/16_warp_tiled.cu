@@ -68,13 +68,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "warp_tiled",
                .rung = 16,
                .idea = "eight warps, each a 32 x 64 tile; a warp reads little and broadcasts much",
                .source = "S v8",
                .tiles = {kTile},
-               .auto_choice = false,
-               .run = run});
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::warp_tiled

@@ -75,13 +75,12 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "register_prefetch",
      .rung = 17,
      .idea = "the next slice waits in registers; fragments of k + 1 load while k is multiplied",
      .source = "S v9 (code)",
-     .tiles = {kTile},
-     .run = run});
+     .tiles = {kTile}});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::register_prefetch

@@ -78,14 +78,13 @@ void run(const Gemm& g, const Context& context) {
   launch_tiles_by_major([](auto a, auto b) { return kernel<a(), b()>; }, g, kTile, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "smem_double_buffered",
      .rung = 18,
      .idea = "two shared buffers: one is filled while the other is read, one barrier a slice",
      .source = "S v9 (prose)",
      .tiles = {kTile},
-     .auto_choice = false,
-     .run = run});
+     .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::smem_double_buffered

@@ -45,14 +45,13 @@ void run_tiles(const Gemm& g, const Context& context) {
 
 void run(const Gemm& g, const Context& context) { run_aligned(run_tiles, g, context); }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "cp_async_pipelined",
                .rung = 19,
                .idea = "cp.async fills a ring of slices past the registers; one barrier a slice",
                .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
-               .workspace = aligned_bytes,
-               .run = run});
+               .workspace = aligned_bytes});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::cp_async_pipelined

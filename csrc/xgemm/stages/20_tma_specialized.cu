@@ -36,7 +36,7 @@ void run_tiles(const Gemm& g, const Context& context) {
 
 void run(const Gemm& g, const Context& context) { run_aligned(run_tiles, g, context); }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "tma_specialized",
      .rung = 20,
@@ -45,7 +45,6 @@ static const Register stage(
      .tiles = {std::begin(kSpecializedTiles), std::end(kSpecializedTiles)},
      .min_sm = 90,
      .max_sm = 90,
-     .workspace = workspace,
-     .run = run});
+     .workspace = workspace});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::tma_specialized

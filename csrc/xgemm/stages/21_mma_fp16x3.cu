@@ -133,7 +133,7 @@ void run(const Gemm& g, const Context& context) {
                                 : launch_recompute<64>(room.job, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "mma_fp16x3",
                .rung = 21,
                .idea = "operands in two fp16 limbs, three products by mma.sync, added up in FP32",
@@ -143,10 +143,9 @@ static const Register stage(
                .strict = false,
                .unit_rows = kUnitRows,
                .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
-               .refuse = too_deep_to_decompose,
+               .can_implement = can_decompose,
                .workspace = workspace,
                .packed_bytes = packed_bytes,
-               .pack = pack<kCluster>,
-               .run = run});
+               .pack = pack<kCluster>});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::mma_fp16x3

@@ -29,7 +29,7 @@ void run(const Gemm& g, const Context& context) {
   rows[context.row](g, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "wgmma_fp16x3",
      .rung = 22,
@@ -41,10 +41,9 @@ static const Register stage(
      .strict = false,
      .unit_rows = kUnitRows,
      .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
-     .refuse = too_large,
+     .can_implement = can_implement_wgmma,
      .workspace = workspace,
      .packed_bytes = packed_bytes,
-     .pack = pack<kCluster>,
-     .run = run});
+     .pack = pack<kCluster>});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3

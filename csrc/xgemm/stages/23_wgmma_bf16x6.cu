@@ -28,7 +28,7 @@ void run(const Gemm& g, const Context& context) {
   rows[context.row](g, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "wgmma_bf16x6",
                .rung = 23,
                .idea = "operands in three bf16 limbs, six tensor-core products: the range of FP32",
@@ -40,8 +40,7 @@ static const Register stage(
                .auto_choice = false,
                .unit_rows = kUnitRows,
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-               .refuse = too_large,
-               .workspace = workspace,
-               .run = run});
+               .can_implement = can_implement_wgmma,
+               .workspace = workspace});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_bf16x6

@@ -32,16 +32,16 @@ constexpr Tile kTiles[] = {tile(8, 18.f), tile(16, 32.f), tile(32, 49.f), tile(6
 
 // Who takes a tile's sums through the epilogue: the block that has all of K, the blocks of a
 // cluster, or those of another launch.
-enum Finish : int { kHere, kInCluster, kAfter };
+enum Finish : int { kInBlock, kInCluster, kAfter };
 
 template <int kRow, bool kA, bool kB, int kFinish>
 __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constant__ SplitKJob job) {
   constexpr int BM = kTiles[kRow].BM;
   XGEMM_SHARED_DYNAMIC(ring, NarrowRing<BM, kA, kB>);
   const Gemm g = job.g.at(blockIdx.z);
-  const auto shares = static_cast<unsigned>(job.shares);
-  const unsigned tile = blockIdx.x / shares, share = blockIdx.x % shares;
-  const int64_t k0 = share * job.share, k1 = min_of(k0 + job.share, g.k);
+  const auto splits = static_cast<unsigned>(job.split_k_slices);
+  const unsigned tile = blockIdx.x / splits, split = blockIdx.x % splits;
+  const int64_t k0 = split * job.split_k_size, k1 = min_of(k0 + job.split_k_size, g.k);
   const auto origin = [&] { return tile_coord(job, tile, BM); };
   ring.init(NarrowLoad{job}.arrivals());
   take_turn();
@@ -57,23 +57,23 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constan
     ring.tell(reach);
     named_barrier(1, kConsumerThreads);  // all have, and are done with the ring
     const uint32_t range = ring.range();
-    if constexpr (kFinish == kHere) {
+    if constexpr (kFinish == kInBlock) {
       store_sums<BM>(ring.sums(), g, origin(), sum, range);
     } else if constexpr (kFinish == kInCluster) {
       leave_sums<BM, NarrowSums<BM>::kPitch>(ring.sums().d[0], sum);
       if (threadIdx.x == 0) ring.told = bits_to_float(range);
       cluster_sync();  // all of the cluster have left theirs
-      finish_in_cluster<BM>(ring.sums(), &ring.told, g, origin(), static_cast<int>(share),
-                            static_cast<int>(shares));
+      finish_in_cluster<BM>(ring.sums(), &ring.told, g, origin(), static_cast<int>(split),
+                            static_cast<int>(splits));
     } else {
-      const int64_t place = job.place(blockIdx.z, tile) + share;
+      const int64_t place = job.place(blockIdx.z, tile) + split;
       leave_sums<BM, kLong>(job.sums + place * (BM * kLong), sum);
       if (threadIdx.x == 0) job.ranges[place] = range;
     }
   }
 }
 
-// Where there are too many shares for a cluster.
+// Where there are too many slices for a cluster.
 template <int kRow>
 __global__ void __launch_bounds__(kConsumerThreads) add(const SplitKJob job, int parts) {
   wait_for_launch_before();
@@ -92,9 +92,9 @@ void run_row(const Gemm& all, const Context& context) {
   static_assert((kRing - 1) / 1024 == T.smem() / 1024);
   SplitKJob job = plan_split_k(all, T, context.workspace).job;
   const Gemm g = job.g;
-  const Finish finish = job.shares == 1 ? kHere : job.cluster ? kInCluster : kAfter;
+  const Finish finish = job.split_k_slices == 1 ? kInBlock : job.cluster ? kInCluster : kAfter;
   constexpr int kParts = T.BM * T.BN / kConsumerThreads / 4;  // four elements a thread
-  if (job.tiles * std::max<int64_t>(job.shares, kParts) > kMaxGridX)
+  if (job.tiles * std::max<int64_t>(job.split_k_slices, kParts) > kMaxGridX)
     throw std::invalid_argument("wgmma_narrow: over 2^31 - 1 blocks");
   for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
     job.g = g.at(z);
@@ -103,16 +103,16 @@ void run_row(const Gemm& all, const Context& context) {
     void (*const kernel_of_job)(SplitKJob) = by_major(
         [&](auto a, auto b) {
           job.see<T.BM, a(), b()>();
-          return finish == kHere        ? kernel<kRow, a(), b(), kHere>
+          return finish == kInBlock     ? kernel<kRow, a(), b(), kInBlock>
                  : finish == kInCluster ? kernel<kRow, a(), b(), kInCluster>
                                         : kernel<kRow, a(), b(), kAfter>;
         },
         job.g);
     launch(kernel_of_job,
-           {.grid = dim3(static_cast<unsigned>(job.tiles * job.shares), 1, matrices),
+           {.grid = dim3(static_cast<unsigned>(job.tiles * job.split_k_slices), 1, matrices),
             .block = dim3(kNarrowThreads),
             .smem = kRing,
-            .cluster = finish == kInCluster ? static_cast<unsigned>(job.shares) : 1,
+            .cluster = finish == kInCluster ? static_cast<unsigned>(job.split_k_slices) : 1,
             .dependent = true},
            context, job);
     if (finish == kAfter)
@@ -131,11 +131,11 @@ void run(const Gemm& g, const Context& context) {
   rows[context.row](g, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "wgmma_narrow",
      .rung = 25,
-     .idea = "narrow and deep: decomposed in registers on the way, K shared out among blocks",
+     .idea = "narrow and deep: decomposed in registers on the way, split-K within a cluster",
      .source = "this project",
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .min_sm = 90,
@@ -143,7 +143,6 @@ static const Register stage(
      .strict = false,
      .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
      .turns = has_more_rows,
-     .workspace = workspace,
-     .run = run});
+     .workspace = workspace});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow

@@ -1,4 +1,4 @@
-// Few tiles leave a GPU idle: K is cut into shares, each a chain of its own in a block of its own,
+// Few tiles leave a GPU idle: K is cut into slices, each a chain of its own in a block of its own,
 // and the blocks of a cluster, or a second launch, add the chains up in order. Where K is cut
 // depends on the problem alone.
 
@@ -24,17 +24,17 @@ constexpr Tile kTiles[] = {
 };
 constexpr int kPipelined = std::size(kTiles) - 1, kInTurn = kPipelined;
 
-// kA, kB: whether A, B transposed are contiguous along k. kHere: the chains of a tile are those of
-// a cluster, which adds them up itself.
-template <int kRow, bool kA, bool kB, bool kHere>
+// kA, kB: whether A, B transposed are contiguous along k. kInCluster: the chains of a tile are
+// those of a cluster, which adds them up itself.
+template <int kRow, bool kA, bool kB, bool kInCluster>
 __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
     kernel(const ChainJob job) {
   constexpr Tile T = kTiles[kRow];
   XGEMM_SHARED_DYNAMIC(ring, Ring<T>);
-  if constexpr (kHere) {
-    const auto shares = static_cast<unsigned>(job.shares);
-    const Gemm chain = job.share(blockIdx.z, cluster_rank());
-    const TileCoord o = swizzled_tile<T>(blockIdx.x / shares, chain);
+  if constexpr (kInCluster) {
+    const auto splits = static_cast<unsigned>(job.split_k_slices);
+    const Gemm chain = job.split_k_slice(blockIdx.z, cluster_rank());
+    const TileCoord o = swizzled_tile<T>(blockIdx.x / splits, chain);
     using Sums = SharedSums<T.BM, T.BN>;
     static_assert(sizeof(Sums) <= sizeof ring);
     Sums& sums = *reinterpret_cast<Sums*>(&ring);
@@ -44,13 +44,13 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
     });
     cluster_sync();  // all of the cluster have left theirs
     const Gemm g = job.g.at(blockIdx.z);
-    add_in_cluster<T.threads()>(sums, static_cast<int>(cluster_rank()), static_cast<int>(shares),
+    add_in_cluster<T.threads()>(sums, static_cast<int>(cluster_rank()), static_cast<int>(splits),
                                 [&](int row, int column, const float (&sum)[4]) {
                                   store_row4(g, o.i + row, o.j + column, sum);
                                 });
     cluster_sync(Relaxed());  // nobody reads this block's any more
   } else {
-    const Gemm chain = job.share(blockIdx.z, blockIdx.y);
+    const Gemm chain = job.split_k_slice(blockIdx.z, blockIdx.y);
     multiply_pipelined<T, kA, kB>(ring, chain, swizzled_tile<T>(blockIdx.x, chain));
   }
 }
@@ -74,16 +74,17 @@ bool turns(const Gemm& g, const Tile& t) {
 }
 
 struct Plan : ChainPlan {
-  bool here;
+  bool in_cluster;
   // Clusters take no launch more, but leave some multiprocessors empty: not where others would have
   // more blocks for it.
   Plan(const Gemm& g, const Context& context, void* workspace)
       : ChainPlan{.job = chain_job(turns(g, kTiles[context.row]) ? transposed(g) : g)} {
     const Tile& t = kTiles[context.row];
-    const int64_t shares = job.shares, blocks = tile_count(job.g, t.BM, t.BN) * shares * g.batch;
-    here = shares > 1 && shares <= kClusterSlices && may_depend(context.device) &&
-           ceil_div(blocks, cluster_room(shares)) == ceil_div(blocks, kSms);
-    if (!here) bytes = place_chains(job, workspace);
+    const int64_t splits = job.split_k_slices,
+                  blocks = tile_count(job.g, t.BM, t.BN) * splits * g.batch;
+    in_cluster = splits > 1 && splits <= kClusterSlices && may_depend(context.device) &&
+                 ceil_div(blocks, cluster_room(splits)) == ceil_div(blocks, kSms);
+    if (!in_cluster) bytes = place_chains(job, workspace);
   }
 };
 
@@ -98,27 +99,27 @@ void run_pipelined(const Gemm& all, const Context& context, std::integer_sequenc
   const Tile& t = kTiles[context.row];
   const Plan plan(all, context, context.workspace);
   ChainJob job = plan.job;
-  job.g.as_one = false;  // nobody looks at how far chains reach
-  const int64_t tiles = tile_count(job.g, t.BM, t.BN) * (plan.here ? job.shares : 1);
-  if (tiles > kMaxGridX || job.shares > kMaxGridZ)
-    throw std::invalid_argument("split_k: over 2^31 - 1 tiles, or over 65535 shares of k");
+  job.g.match_single_chain_overflow = false;  // nobody looks at how far chains reach
+  const int64_t tiles = tile_count(job.g, t.BM, t.BN) * (plan.in_cluster ? job.split_k_slices : 1);
+  if (tiles > kMaxGridX || job.split_k_slices > kMaxGridZ)
+    throw std::invalid_argument("split_k: over 2^31 - 1 tiles, or over 65535 slices of k");
   const auto kernel_of_row = by_major(
       [&](auto a, auto b) {
         constexpr void (*kernels[][2])(ChainJob) = {
             {kernel<kRow, a(), b(), false>, kernel<kRow, a(), b(), true>}...};
-        return kernels[context.row][plan.here];
+        return kernels[context.row][plan.in_cluster];
       },
       job.g);
-  const auto shares = static_cast<unsigned>(job.shares);
+  const auto splits = static_cast<unsigned>(job.split_k_slices);
   const auto make = [&](const ChainJob& chains, unsigned matrices) {
-    launch(
-        kernel_of_row,
-        {.grid = dim3(static_cast<unsigned>(tiles), plan.here ? 1 : shares, matrices),
-         .block = dim3(t.threads()),
-         .smem = static_cast<size_t>(t.smem()),
-         .cluster = plan.here ? shares : 1,
-         .dependent = may_take_turn(context.device, tiles * (plan.here ? 1 : shares) * matrices)},
-        context, chains);
+    launch(kernel_of_row,
+           {.grid = dim3(static_cast<unsigned>(tiles), plan.in_cluster ? 1 : splits, matrices),
+            .block = dim3(t.threads()),
+            .smem = static_cast<size_t>(t.smem()),
+            .cluster = plan.in_cluster ? splits : 1,
+            .dependent =
+                may_take_turn(context.device, tiles * (plan.in_cluster ? 1 : splits) * matrices)},
+           context, chains);
   };
   launch_chains(make, add<1>, add<4>, job, context);
 }
@@ -133,7 +134,7 @@ void run(const Gemm& g, const Context& context) {
   run_aligned(run_tiles, g, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "split_k",
      .rung = 26,
@@ -141,9 +142,8 @@ static const Register stage(
      .source = "this project",
      .tiles = {std::begin(kTiles), std::end(kTiles)},
      .min_sm = 80,
-     .splits = true,
+     .split_k = true,
      .turns = turns,
-     .workspace = workspace,
-     .run = run});
+     .workspace = workspace});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::split_k

@@ -46,18 +46,20 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   const GemvPart part = team.part(job, g, TM, kColumns);
   take_turn();
   One& mine = warps[threadIdx.x / 32];
-  if (part.i0 < g.m && part.chain < job.shares) {
+  if (part.i0 < g.m && part.chain < job.split_k_slices) {
     const auto multiply = [&](const auto& loop) {
-      loop.multiply(job.shares > 1 ? g.share : g.k,
+      loop.multiply(job.split_k_slices > 1 ? g.split_k_size : g.k,
                     [&](int64_t chain, const auto& acc, const GemvRange& range) {
-                      const bool sure = !g.as_one || job.shares == 1 || range.within(g.k);
+                      const bool sure = !g.match_single_chain_overflow || job.split_k_slices == 1 ||
+                                        range.within(g.k);
 #pragma unroll
                       for (int i = 0; i < TM; ++i)
 #pragma unroll
                         for (int c = 0; c < static_cast<int>(std::size(acc[i])); ++c) {
                           const float sum = sure ? acc[i][c] : bits_to_float(0x7fffffffu);
                           const int column = loop.column(c);
-                          if (job.here) mine.sums[chain - part.chain][i * kColumns + column] = sum;
+                          if (job.in_cluster)
+                            mine.sums[chain - part.chain][i * kColumns + column] = sum;
                           else job.leave(g, chain, part.i0 + i, part.j0 + column, sum);
                         }
                     });
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
       multiply(GemvAlongN<TM, 4, false>{g, part});
     }
   }
-  if (!job.here) return;
+  if (!job.in_cluster) return;
   cluster_sync();  // all chains of the cluster's elements are there
   team.store<TM, kColumns>(job, g, part, [&](int w, int chain, unsigned rank, int e) {
     const float* const sum = &warps[w].sums[chain][e];
@@ -118,7 +120,7 @@ void run_row(const Plan& plan, const Context& context) {
   const size_t smem = plan.along_k ? sizeof(Warp<kRow, true>) : sizeof(Warp<kRow, false>);
   const int warps = job.warps * plan.side;
   LaunchConfig config{.block = dim3(static_cast<unsigned>(warps) * 32), .smem = warps * smem};
-  if (job.here) config.cluster = static_cast<unsigned>(job.blocks);
+  if (job.in_cluster) config.cluster = static_cast<unsigned>(job.blocks);
   const auto make = [&](const GemvJob& chains, unsigned matrices) {
     config.grid = dim3(static_cast<unsigned>(blocks), 1, matrices);
     config.dependent = may_take_turn(context.device, blocks * matrices);
@@ -134,17 +136,16 @@ void run(const Gemm& g, const Context& context) {
   rows[plan.row](plan, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "gemv",
                .rung = 27,
                .idea = "few rows: warps read the large operand once, each its columns' share of K",
                .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
-               .splits = true,
-               .splits_as_one = true,
+               .split_k = true,
+               .matches_single_chain_overflow = true,
                .turns = has_more_rows,
-               .workspace = workspace,
-               .run = run});
+               .workspace = workspace});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::gemv

@@ -106,12 +106,11 @@ void run(const Gemm& g, const Context& context) {
   rows[context.row](g, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "outer",
                .rung = 28,
                .idea = "a short K: D is written at the speed of memory, from registers",
                .source = "this project",
-               .tiles = {std::begin(kTiles), std::end(kTiles)},
-               .run = run});
+               .tiles = {std::begin(kTiles), std::end(kTiles)}});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::outer

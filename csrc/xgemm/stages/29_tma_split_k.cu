@@ -27,7 +27,7 @@ struct ChainsJob : FetchJob {
   }
   __device__ __forceinline__ uint32_t matrix(uint32_t) const { return blockIdx.z; }
   __device__ __forceinline__ Gemm result(uint32_t unit) const {
-    return chains.share(blockIdx.z, unit / tiles);
+    return chains.split_k_slice(blockIdx.z, unit / tiles);
   }
 };
 
@@ -55,13 +55,13 @@ void launch_row(const Gemm& g, const Context& context) {
   constexpr Tile T = kSpecializedTiles[kRow];
   static_assert(kSplitKStep % T.BK == 0);
   ChainJob all = plan_chains(g, context.workspace).job;
-  all.g.as_one = false;  // nobody looks at how far chains reach
-  const int64_t units = tile_count(g, T.BM, T.BN) * all.shares;
+  all.g.match_single_chain_overflow = false;  // nobody looks at how far chains reach
+  const int64_t units = tile_count(g, T.BM, T.BN) * all.split_k_slices;
   if (units > kMaxGridX)
     throw std::invalid_argument("tma_split_k: over 2^31 - 1 chains of tiles in one matrix");
   const auto make = [&](const ChainJob& chains, unsigned matrices) {
     ChainsJob job{fetch_job<T>(chains.g), chains, static_cast<uint32_t>(units)};
-    job.each = chains.shares > 1 ? static_cast<int>(g.share / T.BK) : job.slices;
+    job.each = chains.split_k_slices > 1 ? static_cast<int>(g.split_k_size / T.BK) : job.slices;
     launch(kernel<kRow, kA, kB>, fetch_config<T, kA, kB>(units, matrices, context), context, job);
   };
   launch_chains(make, add<1>, add<4>, all, context);
@@ -74,7 +74,7 @@ void run_tiles(const Gemm& g, const Context& context) {
 
 void run(const Gemm& g, const Context& context) { run_aligned(run_tiles, g, context); }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "tma_split_k",
      .rung = 29,
@@ -83,8 +83,7 @@ static const Register stage(
      .tiles = {std::begin(kSpecializedTiles), std::end(kSpecializedTiles)},
      .min_sm = 90,
      .max_sm = 90,
-     .splits = true,
-     .workspace = workspace,
-     .run = run});
+     .split_k = true,
+     .workspace = workspace});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::tma_split_k

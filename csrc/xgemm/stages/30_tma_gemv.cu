@@ -54,23 +54,24 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32) kernel(const __grid_constan
   const GemvPart part = team.part(job, g, TM, kStreamColumns);
   take_turn();
   One& mine = warps[threadIdx.x / 32];
-  if (part.i0 < g.m && part.chain < job.shares) {
+  if (part.i0 < g.m && part.chain < job.split_k_slices) {
     const Loop loop{mine.ring, mine.landed, g, part, job.maps};
-    loop.multiply(job.shares > 1 ? g.share : g.k,
+    loop.multiply(job.split_k_slices > 1 ? g.split_k_size : g.k,
                   [&](int64_t chain, const typename Loop::Sums& sums, uint32_t sure) {
-                    if (job.shares == 1) sure = 0xffffffffu;
+                    if (job.split_k_slices == 1) sure = 0xffffffffu;
 #pragma unroll
                     for (int r = 0; r < Loop::kRows; ++r)
 #pragma unroll
                       for (int c = 0; c < Loop::kColumns; ++c) {
                         const int i = Loop::row(r), j = Loop::column(c);
                         const float sum = sure >> j & 1 ? sums[r][c] : bits_to_float(0x7fffffffu);
-                        if (job.here) mine.sums[chain - part.chain][i * kStreamColumns + j] = sum;
+                        if (job.in_cluster)
+                          mine.sums[chain - part.chain][i * kStreamColumns + j] = sum;
                         else job.leave(g, chain, part.i0 + i, part.j0 + j, sum);
                       }
                   });
   }
-  if (!job.here) return;
+  if (!job.in_cluster) return;
   cluster_sync();  // all chains of the cluster's elements are there
   team.store<TM, kStreamColumns>(job, g, part, [&](int w, int chain, unsigned rank, int e) {
     const float* const sum = &warps[w].sums[chain][e];
@@ -91,7 +92,8 @@ int64_t groups_of(const Gemm& g, int rows) {
 
 GemvPlan plan_of(const Gemm& all, const Context& context, void* workspace) {
   Gemm g = rows_first(all);
-  g.as_one = g.as_one && is_few(g.m, g.n);  // of more rows nobody asks for it
+  g.match_single_chain_overflow =
+      g.match_single_chain_overflow && is_few(g.m, g.n);  // of more rows nobody asks for it
   const int rows = kTiles[context.row].TM;
   return plan_teams(g, groups_of(g, rows) * g.batch, chains_of(rows), context.device, workspace);
 }
@@ -109,7 +111,7 @@ void run_row(const GemvJob& job, const Context& context) {
     throw std::invalid_argument("tma_gemv: over 2^31 - 1 groups of columns and rows");
   LaunchConfig config{.block = dim3(static_cast<unsigned>(warps) * 32),
                       .dependent = may_depend(context.device)};
-  if (job.here) config.cluster = static_cast<unsigned>(job.blocks);
+  if (job.in_cluster) config.cluster = static_cast<unsigned>(job.blocks);
   const auto make = [&](const GemvJob& chains, unsigned matrices) {
     const Gemm& g = chains.g;
     config.grid = dim3(static_cast<unsigned>(blocks), 1, matrices);
@@ -134,7 +136,7 @@ void run(const Gemm& g, const Context& context) {
   rows[context.row](plan_of(g, context, context.workspace).job, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "tma_gemv",
                .rung = 30,
                .idea = "few rows: both operands by TMA, to rings that warps have of their own",
@@ -142,10 +144,9 @@ static const Register stage(
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 90,
                .max_sm = 90,
-               .splits = true,
-               .splits_as_one = true,
+               .split_k = true,
+               .matches_single_chain_overflow = true,
                .turns = has_more_rows,
-               .workspace = workspace,
-               .run = run});
+               .workspace = workspace});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::tma_gemv

@@ -96,14 +96,13 @@ void run_tiles(const Gemm& g, const Context& context) {
 
 void run(const Gemm& g, const Context& context) { run_aligned(run_tiles, g, context); }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour, {.name = "whole_k",
                .rung = 31,
                .idea = "small tiles; all that a block needs of K is on its way before it waits",
                .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80,
-               .workspace = aligned_bytes,
-               .run = run});
+               .workspace = aligned_bytes});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::whole_k

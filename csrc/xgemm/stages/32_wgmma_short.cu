@@ -86,7 +86,7 @@ void run(const Gemm& g, const Context& context) {
   rows[context.row](g, context);
 }
 
-static const Register stage(
+static const Register<run> stage(
     kFlavour,
     {.name = "wgmma_short",
      .rung = 32,
@@ -96,7 +96,6 @@ static const Register stage(
      .min_sm = 90,
      .max_sm = 90,
      .strict = false,
-     .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-     .run = run});
+     .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; }});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_short
