@@ -31,7 +31,7 @@ ARGUMENTS = {
     "kA": "whether A is walked along k",
     "kB": "whether B transposed is",
     "kShared": "whether tiles are shared out along K",
-    "kHere": "whether the chains of a tile meet in a cluster, which adds them up",
+    "kInCluster": "whether the chains of a tile meet in a cluster, which adds them up",
     "kAlongK": "whether lanes walk k",
     "kFinish": "who adds up a tile's sums: 0 the block that has all of K, 1 the blocks of a "
     "cluster, 2 another launch",
