@@ -11,7 +11,6 @@ taking turns as in select_table.py. Bits are compared with the CPU's first.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -22,6 +21,7 @@ from statistics import fmean, median
 from typing import Any
 
 import provenance
+import records
 import shapes
 import torch
 
@@ -132,7 +132,7 @@ def measure(record: dict[str, Any], path: Path, seconds: float) -> bool:
         del sets
         torch.cuda.empty_cache()
         record["problems"][p.label] = {name: 1e6 * median(x) for name, x in samples.items()}
-        path.write_text(json.dumps(record, indent=1))
+        records.write(path, record)
     return True
 
 
@@ -173,17 +173,17 @@ def main() -> int:
     if options.measure:
         record: dict[str, Any] = {"facts": provenance.facts(), "problems": {}}
         if options.measure.exists():
-            record = json.loads(options.measure.read_text())
+            record = records.read(options.measure)
         record["check"] = check()
         print(record["check"])
         timing.heat()
         with timing.Clocks() as clocks:
             done = measure(record, options.measure, options.seconds)
         record["clocks"] = clocks.summary()
-        options.measure.write_text(json.dumps(record, indent=1))
+        records.write(options.measure, record)
         print(f"{len(record['problems'])} problems, {'all' if done else 'not all'}")
         return bool(record["check"]["wrong"])
-    show(json.loads(options.show.read_text()))
+    show(records.read(options.show))
     return 0
 
 

@@ -20,7 +20,6 @@ Exit code 1 when a cell is outside that contract, 3 when time ran out before all
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import kinds
 import provenance
+import records
 import torch
 from torch import Tensor
 
@@ -362,15 +362,13 @@ def run_measure(
     path = options.json
     record: dict[str, Any] = {"facts": provenance.facts(), "stage": options.stage, "cells": {}}
     if path.exists():
-        found = json.loads(path.read_text())
+        found = records.read(path)
         if found["stage"] != options.stage or found["facts"]["device"] != record["facts"]["device"]:
             raise SystemExit(f"data: {path} is of another stage or GPU")
         record = found
 
     def save() -> None:
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(record, indent=1))
-        partial.replace(path)
+        records.write(path, record)
 
     began = time.monotonic()
     timing.heat(1.0)
@@ -426,7 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = True
     if options.json:
         done = run_measure(options, problems, names)
-    record = json.loads((options.json or options.show).read_text())
+    record = records.read(options.json or options.show)
     from xgemm_torch.console import console
 
     out = console()

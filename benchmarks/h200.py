@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -26,6 +25,7 @@ from statistics import median
 from typing import Any
 
 import provenance
+import records
 import torch
 from torch import Tensor
 
@@ -179,7 +179,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             record["clock_source"] = clocks.source
             if options.out:  # after each case: a run that is cut short is worth something too
                 options.out.parent.mkdir(parents=True, exist_ok=True)
-                options.out.write_text(json.dumps(record, indent=1) + "\n")
+                records.write(options.out, record)
             wrong = case.get("check", {}).get("wrong", [])
             print(f"{size} {layout} {time.monotonic() - began:.0f} s", *wrong, flush=True)
             torch.cuda.empty_cache()

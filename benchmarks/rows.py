@@ -11,12 +11,12 @@ line comes as soon as it is measured: microseconds, and how many times as fast a
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import provenance
+import records
 import shapes
 import torch
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{p.label:40} {TORCH_MM} {us[TORCH_MM]:9.1f}  {each}", flush=True)
     if chosen.json:
         record = {"facts": provenance.facts(), "clocks": clocks.summary(), "us": found}
-        chosen.json.write_text(json.dumps(record, indent=1))
+        records.write(chosen.json, record)
     return 0
 
 

@@ -11,13 +11,13 @@ of all others, and at those others by costs that were fitted without them, whole
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import records
 import select_model
 import shapes
 import torch
@@ -33,13 +33,13 @@ FOLDS = 5
 
 def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The problems of records of one kind of GPU, and the first record's facts."""
-    records = [json.loads(path.read_text()) for path in paths]
-    for path, record in zip(paths, records, strict=True):
+    found = [records.read(path) for path in paths]
+    for path, record in zip(paths, found, strict=True):
         if record.get("wrong"):
             raise SystemExit(f"select_table: {path}: wrong bits: " + "; ".join(record["wrong"]))
-        if record["facts"]["device"] != records[0]["facts"]["device"]:
+        if record["facts"]["device"] != found[0]["facts"]["device"]:
             raise SystemExit(f"select_table: {path} is of another GPU than {paths[0]}")
-    return [x for record in records for x in record["problems"].values()], records[0]["facts"]
+    return [x for record in found for x in record["problems"].values()], found[0]["facts"]
 
 
 def group(found: Mapping[str, Any]) -> str:

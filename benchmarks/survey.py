@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import random
 import sys
@@ -27,6 +26,7 @@ from statistics import fmean, median
 from typing import Any
 
 import provenance
+import records
 import shapes
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ AUTO = {precision: f"auto {precision}" for precision in PRECISIONS}
 # A row is called at all, and takes turns, up to so many times the least time; turns at most so many
 # rows of a precision.
 OFF, NEAR, MOST = 3.0, 1.6, 12
+# Digits of a time: another run differs in the third.
+DIGITS = 4
 # A turn in milliseconds, and how many there are.
 SAMPLE_MS, ROUNDS = 0.7, 5
 # Calls of a turn at most: what is captured takes the host's time.
@@ -196,6 +198,11 @@ def near(looks: Mapping[str, float], rows: Sequence[Row], p: Problem) -> list[Ro
     return list(chosen.values())
 
 
+def microseconds(seconds: float) -> float:
+    """What a record has of a time."""
+    return float(f"{1e6 * seconds:.{DIGITS}g}")
+
+
 def measure(p: Problem, rows: Sequence[Row]) -> dict[str, Any]:
     """What a record has of a problem: microseconds of turns and first looks, and what auto took."""
     m = Measurer(p)
@@ -221,7 +228,7 @@ def measure(p: Problem, rows: Sequence[Row]) -> dict[str, Any]:
         m.capture(row.key, of_row(row, p), looks[row.key])
     slowest = max((m.sample(name) for name in calls), default=0.0)
     us = {
-        name: 1e6 * seconds
+        name: microseconds(seconds)
         for name, seconds in m.turns(ROUNDS if slowest < 5e-3 else 3, seed=p.m + p.n + p.k).items()
     }
     picks = {}
@@ -238,7 +245,7 @@ def measure(p: Problem, rows: Sequence[Row]) -> dict[str, Any]:
         "auto_us": {precision: us.pop(AUTO[precision]) for precision in PRECISIONS},
         "auto": picks,
         "us": us,
-        "look_us": {key: 1e6 * seconds for key, seconds in looks.items()},
+        "look_us": {key: microseconds(seconds) for key, seconds in looks.items()},
     }
 
 
@@ -291,15 +298,13 @@ def run(options: argparse.Namespace, loop: Callable[[Sequence[Problem]], Any]) -
     }  # fmt: skip
     path: Path = options.json
     if path.exists():
-        found = json.loads(path.read_text())
+        found = records.read(path)
         if found["rows"] != record["rows"] or found["facts"]["device"] != chip.name:
             raise SystemExit(f"survey: {path} is of other stages or another GPU")
         record = found
 
     def save() -> None:
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(record))
-        partial.replace(path)
+        records.write(path, record)
 
     if "wrong" not in record:
         record["wrong"] = [

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import lessons  # noqa: E402
 
-from benchmarks import shapes  # noqa: E402
+from benchmarks import records, shapes  # noqa: E402
 from build_tools import library, ptxas, results  # noqa: E402
 from xgemm_torch import _C, anatomy, counts, marks, pictures, sources, timing  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
@@ -191,7 +191,7 @@ def selected() -> dict[str, Any]:
     ``problems`` has for a label torch.mm's microseconds, and those of each stage's fastest row.
     """
     path = max((RESULTS / "h200").glob(SELECTED))
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = records.read(path)
     problems = {}
     for label, times in record["problems"].items():
         best: dict[str, float] = {}
@@ -632,7 +632,7 @@ def gather() -> dict[str, Any]:
         "before": predecessors(ladder),
         "counts": {s.name: counts.of(s.name) for s in ladder},
         "anatomy": {s.name: anatomy.of(s) for s in ladder},
-        "compiled": json.loads(COMPILED.read_text(encoding="utf-8")) if COMPILED.exists() else {},
+        "compiled": records.read(COMPILED) if COMPILED.exists() else {},
         "measured": measured(),
         "selected": selected(),
     }
@@ -692,7 +692,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.check:
         report = compile_report()
         if {stage.name for stage in stages()} == set(report["stages"]):
-            COMPILED.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            records.write(COMPILED, report)
     known = gather()
     pages = texts(known)
     if options.check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from functools import cache
@@ -17,6 +16,7 @@ from xgemm_torch.contenders import keeps, rows_of
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
+import records  # noqa: E402
 import shapes  # noqa: E402
 
 PROBLEMS = {p.label: p for p in shapes.suite()}
@@ -28,7 +28,7 @@ STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
 def record() -> dict[tuple[int, str], dict[str, Any]]:
     """Times by size and layout, of the record that the ladder's table is of."""
     (name,) = set(re.findall(r"benchmarks/results/h200/[\w-]*-stages\.json", README))
-    cases = json.loads((ROOT / name).read_text())["cases"]
+    cases = records.read(ROOT / name)["cases"]
     return {(case["size"], case["layout"]): case["times"] for case in cases}
 
 
@@ -97,7 +97,7 @@ def fastest(label: str, strict: bool) -> tuple[float, float]:
 def select_record() -> dict[str, dict[str, Any]]:
     """What the table of few rows, and what is said of ``auto``, is of."""
     (name,) = set(re.findall(r"`([\w-]*-select\.json)`", README))
-    return json.loads((ROOT / "benchmarks/results/h200" / name).read_text())["problems"]
+    return records.read(ROOT / "benchmarks/results/h200" / name)["problems"]
 
 
 def test_few_rows():
@@ -128,7 +128,7 @@ def test_what_auto_comes_to():
 def test_a_training_step():
     runs = {}
     for name in set(re.findall(r"`([\w-]*-gpt2-[\w-]*\.json)`", README)):
-        summary = json.loads((ROOT / "benchmarks/results/h200" / name).read_text())
+        summary = records.read(ROOT / "benchmarks/results/h200" / name)
         runs["tf32" in name] = summary
     assert len(runs) == 2
     text = " ".join(README.split())

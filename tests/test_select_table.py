@@ -365,8 +365,9 @@ def test_rows_near_the_best_take_turns(survey, model, shapes, monkeypatch):
         assert best == pytest.approx(
             min(us for r, us in zip(ROWS, truth(model, p).tolist(), strict=True)
                 if keeps(r, p, strict=strict)),
+            rel=1e-3,
         )  # fmt: skip
-        near = sorted(key for key in its if looks[key] <= survey.NEAR * best)
+        near = sorted(key for key in its if looks[key] <= 0.999 * survey.NEAR * best)
         assert len(set(near) & set(found["us"])) >= min(len(near), survey.MOST)
     assert len(looks) < len(ROWS), "the slowest are not looked at"
 
