@@ -313,7 +313,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     figure.text(0.2 / width, 1 - 0.65 / height, f"{facts['device']}, torch {facts['torch']}, "
                 f"{facts['date'][:10]}; below the line: exotic data",
                 fontsize=9, color=plotting.QUIET, va="center")  # fmt: skip
-    figure.savefig(path)
+    plotting.save(figure, path)
 
 
 def _heat_map(

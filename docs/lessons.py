@@ -8,69 +8,8 @@ of its first kernel.
 
 from __future__ import annotations
 
-# The rung that a stage is best read against, where that is not the one below it, and why.
-PREDECESSOR = {
-    "naive": (None, ""),
-    "smem_tiled": (
-        "coalesced",
-        "both have one result a thread, and shared memory is all that is new",
-    ),
-    "block_tile_1d": (
-        "smem_tiled",
-        "it follows it in its sources; rungs 6 to 10 are of another ladder",
-    ),
-    "vec4_64x64": (
-        "micro_4x1_vec4",
-        "it follows it in its source; rungs 11 to 13 are of other ladders",
-    ),
-    "vec4_128x128": ("block_tile_2d", "both compute 128 x 128 by 8 x 8 a thread; vectors are new"),
-    "mma_fp16x3": ("cp_async_pipelined", "it has the same ring of slices, of other elements"),
-    "split_k": ("cp_async_pipelined", "the main loop is the same"),
-    "gemv": ("coalesced", "both read global memory without shared memory between"),
-    "outer": ("block_tile_1d", "both keep an element of B in a register for a column of results"),
-    "tma_split_k": ("tma_specialized", "the main loop is the same"),
-    "tma_gemv": ("gemv", "both are for few rows, and warps have their own share of K"),
-    "whole_k": ("cp_async_pipelined", "it has the same ring of slices, and as many on their way"),
-    "wgmma_short": ("wgmma_narrow", "both split operands on their way"),
-}
-
-# Headers that belong to a stage's code; the first has the main loop.
-HEADERS = {
-    "cp_async_pipelined": ("mainloop/multistage.h",),
-    "tma_specialized": (
-        "mainloop/warp_specialized.h",
-        "mainloop/producer.h",
-        "device/pipeline.h",
-        "mainloop/stream_k_fixup.h",
-    ),
-    "mma_fp16x3": ("mainloop/emulated_mma.h", "mainloop/limb_ring.h"),
-    "wgmma_fp16x3": ("mainloop/emulated_wgmma.h",),
-    "wgmma_bf16x6": ("mainloop/emulated_wgmma.h",),
-    "wgmma_narrow": (
-        "mainloop/fused_emulated.h",
-        "device/copy/tma_slice.h",
-        "emulation/register_limbs.h",
-        "mainloop/fused_split_k.h",
-        "epilogue/cluster_reduce.h",
-    ),
-    "split_k": ("mainloop/multistage.h", "epilogue/split_k_chains.h", "epilogue/cluster_reduce.h"),
-    "gemv": ("mainloop/gemv.h", "mainloop/gemv_plan.h", "epilogue/split_k_chains.h"),
-    "tma_split_k": (
-        "mainloop/warp_specialized.h",
-        "mainloop/producer.h",
-        "epilogue/split_k_chains.h",
-    ),
-    "tma_gemv": ("mainloop/gemv_tma.h", "mainloop/gemv_teams.h", "device/copy/tma_slice.h"),
-    "whole_k": ("mainloop/small_tile.h",),
-    "wgmma_short": (
-        "mainloop/fused_emulated_short_k.h",
-        "device/copy/tma_slice.h",
-        "emulation/register_limbs.h",
-    ),
-}
-
-# The function to read first, where a page's diff is too long to find it in, and its file: mostly
-# the main loop.
+# The function to read first, where a stage is not read from top to bottom, and its file: mostly the
+# main loop.
 CORES = {
     "cp_async_pipelined": ("mainloop/multistage.h", "multiply_pipelined"),
     "tma_specialized": ("mainloop/warp_specialized.h", "multiply_work_tiles"),

@@ -12,7 +12,6 @@ compile.json, which is written anew when this tree's build has all CUDA objects.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 import sys
@@ -28,18 +27,27 @@ import lessons  # noqa: E402
 
 from benchmarks import records, shapes  # noqa: E402
 from build_tools import library, ptxas, results  # noqa: E402
-from xgemm_torch import _C, anatomy, counts, marks, pictures, sources, timing  # noqa: E402
+from xgemm_torch import (  # noqa: E402
+    _C,
+    anatomy,
+    counts,
+    marks,
+    pictures,
+    sources,
+    stage_code,
+    timing,
+)
 from xgemm_torch.registry import Stage, stages  # noqa: E402
+from xgemm_torch.stage_code import code, headers, predecessors, source_text  # noqa: E402
 
 PAGES = ROOT / "docs" / "ladder"
 IMAGES = ROOT / "docs" / "images" / "ladder"
-STAGES = ROOT / "csrc" / "xgemm" / "stages"
 RESULTS = ROOT / "benchmarks" / "results"
 COMPILED = RESULTS / "compile.json"
 SELECTED = "*-select.json"  # in RESULTS / "h200": times of all rows of all stages by problem
 ARCH = "sm_90a"
 SIZES = (1024, 2048, 4096, 8192)
-# A diff of more lines is folded, behind the function that is to be read first.
+# Of a change of more lines a page shows the function that is to be read first.
 LONGEST = 120
 # Problems that a stage's page shows, at most.
 TELLING = 10
@@ -51,34 +59,6 @@ TELLING = 10
 def stem(stage: Stage) -> str:
     """``"05_smem_tiled"``."""
     return Path(stage.file).stem
-
-
-def predecessors(ladder: Sequence[Stage]) -> dict[str, Stage | None]:
-    """Give the stage that each is read against: `lessons.PREDECESSOR`, else the rung below."""
-    by_name = {stage.name: stage for stage in ladder}
-    found: dict[str, Stage | None] = {}
-    below: Stage | None = None
-    for stage in ladder:
-        named, _ = lessons.PREDECESSOR.get(stage.name, (below and below.name, ""))
-        found[stage.name] = by_name.get(named, below) if named else None
-        below = stage
-    return found
-
-
-def source_text(stage: Stage) -> str:
-    """Read a stage's file."""
-    return (STAGES / Path(stage.file).name).read_text(encoding="utf-8")
-
-
-def headers(stage: Stage) -> dict[str, str]:
-    """Read the headers that hold a stage's kernel: their names and texts."""
-    names = lessons.HEADERS.get(stage.name, ())
-    return {name: (STAGES.parent / name).read_text(encoding="utf-8") for name in names}
-
-
-def code(stage: Stage) -> list[str]:
-    """Give the lines of a stage's code: its headers', then its file's."""
-    return [line for text in (*headers(stage).values(), source_text(stage)) for line in body(text)]
 
 
 def head_comment(text: str) -> str:
@@ -96,25 +76,6 @@ def code_lines(text: str) -> int:
     """Count the lines that hold more than a comment."""
     lines = (line.strip() for line in text.splitlines())
     return sum(bool(line) and not line.startswith("//") for line in lines)
-
-
-def body(text: str) -> list[str]:
-    """Give the lines of a stage's file, or a header, that a comparison is about.
-
-    Without the head comment, the namespace (it has the stage's name) and the registration, which
-    differ between any two stages.
-    """
-    text = re.sub(r"\A(//.*\n)+", "", text)
-    text = re.sub(r"^static const Register stage\(.*?\}\);\n", "", text, flags=re.S | re.M)
-    text = re.sub(r"^(namespace|inline namespace|\}  // namespace).*\n", "", text, flags=re.M)
-    text = re.sub(r"^\}  // (namespace )?XGEMM_FLAVOUR\n|^#pragma once\n", "", text, flags=re.M)
-    return re.sub(r"\n{2,}", "\n\n", text.strip()).splitlines()
-
-
-def difference(old: Stage, new: Stage) -> list[str]:
-    """Give the unified diff of two stages' code, without its two lines of file names."""
-    lines = difflib.unified_diff(code(old), code(new), n=2, lineterm="", fromfile="", tofile="")
-    return [line.rstrip() for line in list(lines)[2:]]
 
 
 def core(stage: Stage) -> tuple[str, list[str]]:
@@ -455,7 +416,7 @@ def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
 
 
 def code_section(stage: Stage, before: Stage | None) -> list[str]:
-    """The file, and what changed in it since the rung before."""
+    """The file, how much changed since the rung before, and the command that shows it."""
     text = source_text(stage)
     path = f"../../csrc/xgemm/stages/{Path(stage.file).name}"
     lines = ["## The code", "", f"[`{Path(stage.file).name}`]({path}), {code_lines(text)} lines"]
@@ -468,32 +429,56 @@ def code_section(stage: Stage, before: Stage | None) -> list[str]:
     if before is None:
         lines[-1] += "."
         return [*lines, "", "```cpp", *code(stage), "```", ""]
-    changes = difference(before, stage)
+    changes = stage_code.difference(before, stage)
     added = sum(line.startswith("+") for line in changes)
     removed = sum(line.startswith("-") for line in changes)
-    why = lessons.PREDECESSOR.get(stage.name, (None, ""))[1]
+    why = stage_code.PREDECESSOR.get(stage.name, (None, ""))[1]
     lines[-1] += (
         f"; against {link(before)} ({code_lines(source_text(before))} lines) {added} lines came "
         f"and {removed} went. Head comment, namespace and registration are left out."
     )
     if why:
         lines[-1] += f" It is compared with rung {before.rung} and not the one below: {why}."
-    shown = ["```diff", *changes, "```"]
+    lines += ["", "What changed, line by line:", "", "```bash",
+              f"python -m xgemm_torch ladder --diff {stage.name}", "```"]  # fmt: skip
     if len(changes) > LONGEST:
         name, function = core(stage)
-        if function:
-            lines += ["", f"What to read first, in `{name}`:", "", "```cpp", *function, "```"]
-        shown = ["<details>", f"<summary>All that changed, {len(changes)} lines</summary>", "",
-                 *shown, "", "</details>"]  # fmt: skip
-    return [*lines, "", *shown, ""]
+        lines += ["", f"What to read first, in `{name}`:", "", "```cpp", *function, "```"]
+    return [*lines, ""]
 
 
-def picture_section(stage: Stage, drawn: anatomy.Anatomy) -> list[str]:
-    """The pictures, with a digest of what they show."""
+def pictures_of(
+    ladder: Sequence[Stage], schedules: dict[str, anatomy.Anatomy]
+) -> dict[str, list[tuple[str, str, Stage]]]:
+    """Give for each stage its pictures: name, title, and the first rung whose looks the same."""
+    first: dict[str, Stage] = {}
+    return {
+        stage.name: [
+            (name, title, first.setdefault(pictures.shows(drawn, name), stage))
+            for name, title in pictures.available(drawn)
+        ]
+        for stage in ladder
+        for drawn in [schedules[stage.name]]
+    }
+
+
+def picture_path(stage: Stage, name: str) -> Path:
+    """Where a picture lies."""
+    return IMAGES / f"{stem(stage)}-{name}.svg"
+
+
+def picture_section(
+    stage: Stage, drawn: anatomy.Anatomy, its: Sequence[tuple[str, str, Stage]]
+) -> list[str]:
+    """The pictures that no earlier page has, with a digest of what they show."""
     lines = ["## The schedule", "", drawn.caption(), ""]
-    for name, title in pictures.available(drawn):
-        said = f"{stage.name}: {title[0].lower()}{title[1:]}"
-        lines += [f"![{said}](../images/ladder/{stem(stage)}-{name}.svg)", ""]
+    for name, title, first in its:
+        said = f"{title[0].lower()}{title[1:]}"
+        if first is stage:
+            path = f"../images/ladder/{picture_path(stage, name).name}"
+            lines += [f"![{stage.name}: {said}]({path})", ""]
+        else:
+            lines += [f"{title}: the picture is that of rung {first.rung}, {link(first)}.", ""]
     return [*lines, f"<!-- drawn from schedule {drawn.digest()} -->", ""]
 
 
@@ -521,7 +506,7 @@ def stage_page(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any]) -> 
     ]
     if stage.name in lessons.LESSONS:
         lines += [fill(lessons.LESSONS[stage.name], known), ""]
-    lines += picture_section(stage, known["anatomy"][stage.name])
+    lines += picture_section(stage, known["anatomy"][stage.name], known["pictures"][stage.name])
     lines += counts_section(stage, before, known["counts"])
     lines += compile_section(stage, known["compiled"])
     lines += speed_section(stage, before, known["measured"])
@@ -555,9 +540,9 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         "# The ladder, rung by rung",
         "",
         "Each page is made from its stage: the pictures and the counts from a run of the stage's "
-        "own source on a CPU, the speed from a run on an H200. Read them in order; each shows what "
-        "changed since the rung before, or since the rung that it is best read against, named "
-        "there, and what that did.",
+        "own source on a CPU, the speed from a run on an H200. Read them in order; each says what "
+        "a change of the code did since the rung before, or since the rung that it is best read "
+        "against, named there. `python -m xgemm_torch ladder --diff STAGE` shows that change.",
         "",
         *table(
             ("rung", "operator", "the one idea", "loads per multiply-add",
@@ -576,6 +561,9 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         "## How to read the pictures",
         "",
         *pictures.GUIDE,
+        "",
+        "A picture stands on the page of the first rung that has it. Where a later one's looks the "
+        "same, but for names, lines of the source and the depth of a slice, its page links there.",
         "",
         "## Words of the code",
         "",
@@ -628,10 +616,12 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
 def gather() -> dict[str, Any]:
     """Run, count and read all that the pages need."""
     ladder = stages()
+    schedules = {s.name: anatomy.of(s) for s in ladder}
     return {
         "before": predecessors(ladder),
         "counts": {s.name: counts.of(s.name) for s in ladder},
-        "anatomy": {s.name: anatomy.of(s) for s in ladder},
+        "anatomy": schedules,
+        "pictures": pictures_of(ladder, schedules),
         "compiled": records.read(COMPILED) if COMPILED.exists() else {},
         "measured": measured(),
         "selected": selected(),
@@ -643,6 +633,16 @@ def texts(known: dict[str, Any]) -> dict[Path, str]:
     ladder = stages()
     pages = {PAGES / f"{stem(stage)}.md": stage_page(stage, ladder, known) for stage in ladder}
     return {**pages, PAGES / "README.md": index_page(ladder, known)}
+
+
+def drawings(known: dict[str, Any]) -> dict[Path, tuple[Stage, str]]:
+    """Give the path of each picture that is drawn, and whose it is."""
+    return {
+        picture_path(stage, name): (stage, name)
+        for stage in stages()
+        for name, _, first in known["pictures"][stage.name]
+        if first is stage
+    }
 
 
 def stale(pages: dict[Path, str], known: dict[str, Any]) -> list[str]:
@@ -657,30 +657,29 @@ def stale(pages: dict[Path, str], known: dict[str, Any]) -> list[str]:
         for path in sorted(PAGES.glob("*.md"))
         if path not in pages
     ]
-    for stage in stages():
-        drawn = known["anatomy"][stage.name]
-        for name, _ in pictures.available(drawn):
-            path = IMAGES / f"{stem(stage)}-{name}.svg"
-            if not path.exists() or drawn.digest() not in path.read_text(encoding="utf-8"):
-                wrong.append(f"{path.relative_to(ROOT)}: stale")
-    return wrong
+    drawn = drawings(known)
+    for path, (stage, _) in drawn.items():
+        digest = known["anatomy"][stage.name].digest()
+        if not path.exists() or digest not in path.read_text(encoding="utf-8"):
+            wrong.append(f"{path.relative_to(ROOT)}: stale")
+    return wrong + [
+        f"{path.relative_to(ROOT)}: on no page"
+        for path in sorted(IMAGES.glob("*.svg"))
+        if path not in drawn
+    ]
 
 
 def write(pages: dict[Path, str], known: dict[str, Any]) -> None:
     """Write pages and pictures; what belongs to no stage goes."""
     for folder in (PAGES, IMAGES):
         folder.mkdir(parents=True, exist_ok=True)
-    wanted = set(pages)
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
-    for stage in stages():
-        drawn = known["anatomy"][stage.name]
-        for name, _ in pictures.available(drawn):
-            path = IMAGES / f"{stem(stage)}-{name}.svg"
-            pictures.draw(drawn, name, path)
-            wanted.add(path)
+    drawn = drawings(known)
+    for path, (stage, name) in drawn.items():
+        pictures.draw(known["anatomy"][stage.name], name, path)
     for path in [*PAGES.glob("*.md"), *IMAGES.glob("*.svg")]:
-        if path not in wanted:
+        if path not in pages and path not in drawn:
             path.unlink()
 
 

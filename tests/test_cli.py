@@ -15,7 +15,16 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import accuracy, environment, explain_command, info, ladder, ops, race
+from xgemm_torch import (
+    accuracy,
+    environment,
+    explain_command,
+    info,
+    ladder,
+    ops,
+    race,
+    stage_code,
+)
 from xgemm_torch.__main__ import COMMANDS, main
 from xgemm_torch.explain import memory
 
@@ -429,6 +438,14 @@ def test_ladder_of_a_gpu_as_a_picture(tmp_path):
     facts = {"gpu": True, "torch_mm_tflops": 51.5, "size": 4096, "device": "x", "stages": rows}
     plotting.ladder(facts, tmp_path / "l.png")
     assert (tmp_path / "l.png").read_bytes().startswith(b"\x89PNG")
+    # A palette: small, and paper and bars have the colours that they were given.
+    from PIL import Image
+
+    with Image.open(tmp_path / "l.png") as image:
+        assert image.mode == "P"
+        colors = {color for _, color in image.convert("RGB").getcolors()}
+    assert {(255, 255, 255), tuple(bytes.fromhex(plotting.BLUE[1:]))} <= colors
+    assert (tmp_path / "l.png").stat().st_size < 200_000
 
 
 def test_the_ladder_tells_strict_stages_by_their_colour():
@@ -453,6 +470,64 @@ def test_the_ladder_tells_strict_stages_by_their_colour():
     for text in axes.texts:
         if not text.get_text().startswith("torch.mm"):
             assert text.get_bbox_patch().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_ladder_shows_what_changed_in_the_code(capsys, monkeypatch):
+    monkeypatch.setattr(ladder, "collect", lambda *args, **kwargs: pytest.fail("measured"))
+    stages = {stage.name: stage for stage in xgemm_torch.stages()}
+    assert main(["ladder", "--diff", "smem_tiled"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "--- coalesced: stages/02_coalesced.cu", "+++ smem_tiled: stages/05_smem_tiled.cu",
+    ]  # fmt: skip
+    # Neither coloured nor cut, nor wrapped.
+    assert lines[2:] == stage_code.difference(stages["coalesced"], stages["smem_tiled"])
+    assert main(["ladder", "--diff", "split_k", "tma_split_k"]) == 0
+    first, second, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("--- tma_split_k: stages/29_tma_split_k.cu, mainloop/")
+    assert second.startswith("+++ split_k: stages/26_split_k.cu, mainloop/multistage.h")
+    assert lines == stage_code.difference(stages["tma_split_k"], stages["split_k"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stage_but_the_first_has_a_diff(name):
+    stages = xgemm_torch.stages()
+    if name == NAMES[0]:
+        with pytest.raises(ValueError, match="naive is the first rung; name a second stage"):
+            stage_code.diff([name], stages)
+    else:
+        old, new, *lines = stage_code.diff([name], stages)
+        assert old.startswith("--- ") and new.startswith(f"+++ {name}: ")
+        assert any(line.startswith("+") for line in lines)
+
+
+def test_a_diff_is_coloured_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["ladder", "--diff", "smem_tiled"]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b[32m+++ smem_tiled" in text and "\x1b[31m-constexpr int kAhead = 8;" in text
+    assert max(map(len, text.splitlines())) > 90, "a line of code is not broken"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["smem_tild"], "no stage smem_tild; did you mean smem_tiled?"),
+        (["?"], "no stage ?; there are naive, coalesced, "),
+        (["naive", "coalesced", "gemv"], "a diff is of one stage or two, got 3"),
+        (["gemv", "--race"], "--diff runs nothing; --race is of a run"),
+    ],
+)
+def test_a_diff_of_no_stages(arguments, text, capsys):
+    assert main(["ladder", "--diff", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_diff_without_a_checkout(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(stage_code, "SOURCE", tmp_path)
+    assert main(["ladder", "--diff", "gemv"]) == 2
+    assert f"needs the sources of a checkout; there is no {tmp_path}" in capsys.readouterr().err
 
 
 def test_ladder_of_a_wrong_size(capsys):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import xgemm_torch
+from xgemm_torch import stage_code
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 STAGES = xgemm_torch.stages()
@@ -72,9 +73,12 @@ def test_a_stale_page_or_picture_is_named(
     assert maker.stale(mine, known) == [
         f"docs/{name}.md: stale", "docs/99_gone.md: of no stage", f"images/{name}-tile.svg: stale",
     ]  # fmt: skip
+    (tmp_path / "images" / "07_smem_conflicted_1d-tile.svg").write_text("as rung 5's")
+    assert maker.stale(mine, known)[-1] == "images/07_smem_conflicted_1d-tile.svg: on no page"
     maker.write(mine, known)
     assert maker.stale(mine, known) == []
     assert not (tmp_path / "docs" / "99_gone.md").exists()
+    assert not (tmp_path / "images" / "07_smem_conflicted_1d-tile.svg").exists()
 
 
 def test_every_link_and_picture_exists(maker, pages):
@@ -156,13 +160,12 @@ def test_what_is_said_by_hand_is_of_stages_of_the_ladder(maker):
     known = {stage.name for stage in STAGES} | set(marks.MARKS)
     known |= {"thread_tile_dot", "thread_tile_outer"}
     assert set(maker.lessons.LESSONS) <= known
-    for name, (older, why) in maker.lessons.PREDECESSOR.items():
+    for name, (older, why) in stage_code.PREDECESSOR.items():
         assert {name, older or name} <= known
         assert bool(why) == bool(older)
     below = {after.name: before.name for before, after in zip(STAGES, STAGES[1:], strict=False)}
-    assert all(
-        below.get(n) != older for n, (older, _) in maker.lessons.PREDECESSOR.items() if older
-    )
+    assert all(below.get(n) != older for n, (older, _) in stage_code.PREDECESSOR.items() if older)
+    assert set(stage_code.HEADERS) <= known
     for words in (maker.lessons.ORIGINS, maker.lessons.CORES, maker.lessons.REGISTERS):
         assert set(words) <= known
     assert set(maker.lessons.SPECIAL) <= known
@@ -222,21 +225,22 @@ def test_registers_that_are_dealt_out_are_those_of_the_launch(maker, known, stag
             assert all(re.search(rf"\b{n}\b", "\n".join(maker.code(stage))) for n in (less, more))
 
 
-def test_long_diffs_are_folded_behind_what_to_read_first(maker, known, pages):
-    folded = []
+def test_a_command_shows_what_changed_and_no_page_does(maker, known, pages):
+    shown = set()
     for stage in STAGES:
         text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
         before = known["before"][stage.name]
-        long = before is not None and len(maker.difference(before, stage)) > maker.LONGEST
-        assert (text.count("<details>"), text.count("</details>")) == (long, long)
-        if long:
-            folded.append(stage.name)
+        assert "```diff" not in text
+        command = f"```bash\npython -m xgemm_torch ladder --diff {stage.name}\n```"
+        assert (command in text) == (before is not None)
+        if "What to read first" in text:
+            shown.add(stage.name)
             file, lines = maker.core(stage)
             assert f"What to read first, in `{file}`" in text
             assert lines[-1].strip() == "}"
             code = re.sub(r"//.*", "", "\n".join(lines))
             assert code.count("{") == code.count("}")
-    assert set(folded) == set(maker.lessons.CORES)
+    assert shown == set(maker.lessons.CORES)
 
 
 @pytest.mark.parametrize("name", ["wgmma_narrow", "split_k", "gemv", "outer"])
@@ -258,6 +262,24 @@ def test_problems_of_a_page_are_of_the_record(maker, known, pages, name):
         assert (first == "yes") == (best[name] == min(best.values()))
     firsts = sum(name in best and best[name] == min(best.values()) for _, best in problems.values())
     assert f"of all in {firsts or 'none'}" in section
+
+
+def test_a_picture_that_looks_like_an_earlier_ones_is_a_link(maker, known, pages):
+    drawn = {path.name for path in maker.drawings(known)}
+    linked = 0
+    for stage in STAGES:
+        text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+        for name, title, first in known["pictures"][stage.name]:
+            file = f"{maker.stem(stage)}-{name}.svg"
+            assert first.rung <= stage.rung
+            assert (f"/{file})" in text) == (file in drawn) == (first is stage)
+            if first is not stage:
+                assert (
+                    f"{title}: the picture is that of rung {first.rung}, [`{first.name}`]" in text
+                )
+                assert f"{maker.stem(first)}-{name}.svg" in drawn
+                linked += 1
+    assert linked > 20
 
 
 def test_pictures_have_names_of_their_own(pages):
@@ -286,11 +308,12 @@ def test_head_comment_body_and_difference(maker, monkeypatch, tmp_path):
         "  return {};\n}}\n\n// why\nstatic const Register stage(\n    kFlavour, {{.name = \"one\","
         "\n     .run = run}});\n\n}}  // namespace n::one\n"
     )  # fmt: skip
-    (tmp_path / "one.cu").write_text(text.format(1))
-    (tmp_path / "two.cu").write_text(text.replace("one", "two").format(2))
-    monkeypatch.setattr(maker, "STAGES", tmp_path)
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "one.cu").write_text(text.format(1))
+    (tmp_path / "stages" / "two.cu").write_text(text.replace("one", "two").format(2))
+    monkeypatch.setattr(stage_code, "SOURCE", tmp_path)
     assert maker.head_comment(text) == "The idea, in two lines."
-    assert maker.difference(old, new) == [
+    assert stage_code.difference(old, new) == [
         "@@ -2,5 +2,5 @@", "", " int f() {", "-  return 1;", "+  return 2;", " }", "",
     ]  # fmt: skip
     assert maker.code_lines(text.format(1)) == 9

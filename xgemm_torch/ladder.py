@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import arguments, counts, environment, info, plotting, timing
+from . import arguments, counts, environment, info, plotting, stage_code, timing
 from .registry import Stage, stages
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ SIZE = 4096
 SLOW_SECONDS = 0.1
 # Without a GPU: some minutes.
 MOST_ON_CPU = 256
+# Of a line of a diff, by its first character.
+DIFF_STYLES = {"+": "green", "-": "red", "@": "bold cyan"}
 # How far a contender is: its name, the share of its samples that are taken, TFLOP/s so far.
 Watch = Callable[[str, float, float], None]
 
@@ -34,6 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int,
                         help=f"M = N = K; {SIZE} on a GPU, else what is counted")  # fmt: skip
     arguments.add_layout(parser)
+    parser.add_argument("--diff", nargs="+", metavar="STAGE",
+                        help="what changed in a stage's code since the rung it is read against, or "
+                        "since a second stage; nothing is run")  # fmt: skip
     parser.add_argument("--race", action="store_true",
                         help="all stages side by side, live, and charts of the end")  # fmt: skip
 
@@ -197,8 +202,26 @@ def table(facts: dict[str, Any]) -> Fitted:
     return made
 
 
+def show_diff(options: argparse.Namespace) -> int:
+    """Print what changed in a stage's code: in colours on a terminal, else as it is."""
+    others = {"--json": options.json, "--png": options.png, "--race": options.race}
+    if given := [option for option, value in others.items() if value]:
+        raise ValueError(f"ladder: --diff runs nothing; {given[0]} is of a run")
+    lines = stage_code.diff(options.diff, stages())
+    from rich.text import Text
+
+    from .console import console
+
+    out = console()
+    for line in lines:
+        out.print(Text(line, DIFF_STYLES.get(line[:1], "")), soft_wrap=True)
+    return 0
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the ladder; returns 1 when a stage is wrong on the host flavour, else 0."""
+    if options.diff:
+        return show_diff(options)
     if options.size is not None and options.size < 1:
         raise ValueError(f"ladder: size must be at least 1, got {options.size}")
     if options.size is not None and options.size > MOST_ON_CPU and not torch.cuda.is_available():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import parts_pictures
+from . import parts_pictures, svg
 from .anatomy import BANKS, WARP, Anatomy, Words
-from .plotting import BLUE, GREEN, GREY, GRID, INK, ORANGE, QUIET, RED, new_figure
+from .plotting import BLUE, GREEN, GREY, GRID, INK, ORANGE, QUIET, RED, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,9 +68,41 @@ def draw(drawn: Anatomy, name: str, path: Path) -> None:
     # same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "xgemm", "font.family": "sans-serif"}):
         if path.suffix == ".svg":
-            made.savefig(path, metadata={"Date": None, "Description": drawn.digest()})
+            written = io.StringIO()
+            made.savefig(written, format="svg", metadata={"Date": None})
+            path.write_text(svg.slim(written.getvalue(), drawn.digest()), encoding="utf-8")
         else:
-            made.savefig(path)
+            save(made, path)
+
+
+def shows(drawn: Anatomy, name: str) -> str:
+    """Digest what a picture shows: who has seen one has seen all others of the same digest.
+
+    It goes by owners of elements (tile), by the slices of each stretch (timeline), by the bytes,
+    the banks and the conflicts of each kind of access (banks), by the numbers of parts and of slots
+    (parts, ring); not by names, lines of the source, or the depth of a slice.
+    """
+    tile = drawn.tile
+    shown: list[object] = [name]
+    if name == "tile":
+        loaded = len(drawn.loads) or len(drawn.copies)
+        shown += [drawn.threads, drawn.owner, drawn.staged]
+        shown += [_loaders(drawn, operand)[0] for operand in "AB" if loaded]
+    elif name == "banks":
+        strips = _strips(_by_line(drawn))
+        shown += sorted(
+            {(what, size, int(n.max()), int((n > 0).sum())) for _, what, size, n in strips}
+        )
+    elif name == "timeline":
+        shown += [drawn.phases, _events(drawn)]
+    else:
+        shown += [drawn.parts, (tile.buffers, tile.BK) if name == parts_pictures.RING else ()]
+    found = hashlib.sha256()
+    for part in shown:
+        if isinstance(part, np.ndarray):
+            part = (part.shape, part.astype(np.int64).tobytes())
+        found.update(repr(part).encode())
+    return found.hexdigest()[:16]
 
 
 def _colors(values: np.ndarray) -> np.ndarray:
@@ -183,6 +218,15 @@ def _by_line(drawn: Anatomy) -> list[tuple[str, str, Words]]:
     return found
 
 
+def _strips(
+    lines: Sequence[tuple[str, str, Words]],
+) -> Iterator[tuple[str, str, int, np.ndarray]]:
+    """Of each line its fullest pass: bytes a lane, and the words in each bank."""
+    for line, what, words in lines:
+        part = _fullest(words)
+        yield line, what, 4 * len(part) // max(1, len(np.unique(part.thread))), _in_banks(part)
+
+
 def _banks(drawn: Anatomy) -> Figure:
     lines = _by_line(drawn)
     made = new_figure(9.0, max(4.4, 1.0 + 0.62 * len(lines)))
@@ -193,56 +237,65 @@ def _banks(drawn: Anatomy) -> Figure:
         _bank_map(made.add_subplot(maps[number]), drawn, operand)
     strips = made.add_gridspec(len(lines), 1, left=0.5, right=0.985, top=top, bottom=0.06,
                                hspace=1.0)  # fmt: skip
-    for number, (line, what, words) in enumerate(lines):
+    for number, (line, what, size, in_banks) in enumerate(_strips(lines)):
         axes = made.add_subplot(strips[number])
-        part = _fullest(words)
-        in_banks = _in_banks(part)
         ways = int(in_banks.max())
-        axes.bar(range(BANKS), in_banks, width=0.82, color=RED if ways > 1 else BLUE)
+        asked = np.flatnonzero(in_banks)
+        axes.bar(asked, in_banks[asked], width=0.82, color=RED if ways > 1 else BLUE)
         axes.set_xlim(-0.6, BANKS - 0.4)
         axes.set_ylim(0, max(2, ways))
         axes.set_xticks([])
         axes.set_yticks([ways])
-        size = 4 * len(part) // max(1, len(np.unique(part.thread)))
         verdict = "no conflict" if ways == 1 else f"{ways} ways"
         _frame(axes, f"{line}: {what}, {size} bytes a lane: {verdict}")
     return made
 
 
-def _bank_map(axes: Axes, drawn: Anatomy, operand: str) -> None:
-    from matplotlib.colors import to_rgb
-
+def _slice_in_banks(drawn: Anatomy, operand: str) -> tuple[int, np.ndarray, np.ndarray]:
+    """The first row that is shown, the k of each word, -1 for none, and the words of a read."""
     written = drawn.stores.of(operand) if len(drawn.stores) else drawn.copies.of(operand)
     first = int(written.word.min()) // BANKS
     rows = min(BANK_ROWS, int(written.word.max()) // BANKS - first + 1)
-    colors = np.ones((rows, BANKS, 3))
-    base = np.array(to_rgb(ORANGE if operand == "A" else GREEN))
+    k_of = np.full((rows, BANKS), -1)
     shown = written[(written.word // BANKS < first + rows)]
     # The earliest content of each word: the first slice's. Writing in reverse leaves it on top.
     shown = shown[np.argsort(shown.phase, kind="stable")[::-1]]
     k = (shown.j if operand == "A" else shown.i) % drawn.depth
-    strength = (0.18 + 0.6 * k / max(1, drawn.depth - 1))[:, None]
-    colors[shown.word // BANKS - first, shown.word % BANKS] = 1 - strength * (1 - base)
+    k_of[shown.word // BANKS - first, shown.word % BANKS] = k
+    words = np.unique(_fullest(drawn.reads.of(operand)).word)
+    return first, k_of, words[(words // BANKS >= first) & (words // BANKS < first + rows)]
+
+
+def _bank_map(axes: Axes, drawn: Anatomy, operand: str) -> None:
+    from matplotlib.colors import to_rgb
+
+    first, k_of, words = _slice_in_banks(drawn, operand)
+    rows = len(k_of)
+    base = np.array(to_rgb(ORANGE if operand == "A" else GREEN))
+    strength = np.where(k_of < 0, 0.0, 0.18 + 0.6 * k_of / max(1, drawn.depth - 1))[..., None]
+    colors = 1 - strength * (1 - base)
     axes.imshow(colors, interpolation="none", aspect="auto",
                 extent=(0, BANKS, first + rows, first))  # fmt: skip
-    asked = _fullest(drawn.reads.of(operand))
-    words = np.unique(asked.word)
-    words = words[(words // BANKS >= first) & (words // BANKS < first + rows)]
     axes.plot(words % BANKS + 0.5, words // BANKS + 0.5, "s", color="black", markersize=3)
     axes.set_xticks([0, 8, 16, 24, 31], ["0", "8", "16", "24", "bank 31"])
     _frame(axes, f"{operand}'s slice in shared memory, 32 words a row")
 
 
-def _timeline(drawn: Anatomy) -> Figure:
-    from matplotlib.patches import Rectangle
-
+def _events(drawn: Anatomy) -> list[tuple[str, dict[int, list[int]], str]]:
+    """What happens to slices: its name, the slices by stretch between barriers, its colour."""
     parts = (
         ("gmem to registers", drawn.loads, ORANGE),
         ("cp.async issued", drawn.copies, PURPLE),
         ("stored to shared memory", drawn.stores, GREEN),
         ("read from shared memory", drawn.reads, BLUE),
     )
-    present = [(label, drawn.slices(words), color) for label, words, color in parts if len(words)]
+    return [(label, drawn.slices(words), color) for label, words, color in parts if len(words)]
+
+
+def _timeline(drawn: Anatomy) -> Figure:
+    from matplotlib.patches import Rectangle
+
+    present = _events(drawn)
     slices = 1 + max(max(rows) for _, found, _ in present for rows in found.values())
     phases = drawn.phases
     made = new_figure(max(6.0, 1.6 + 0.42 * phases), 1.6 + 0.36 * slices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 INK, QUIET, GRID = "#20262e", "#7a8591", "#e4e8ec"
 BLUE, ORANGE, GREEN, GREY, RED = "#2a6fb0", "#e07a1f", "#3b9a5f", "#b9c1c9", "#c0392b"
@@ -49,6 +51,25 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Save a figure; a PNG has a palette, which takes a third of the bytes and looks the same."""
+    if path.suffix != ".png":
+        figure.savefig(path)
+        return
+    from PIL.Image import open as opened  # matplotlib needs Pillow, too
+
+    figure.savefig(drawn := io.BytesIO(), format="png")
+    with opened(drawn) as image:
+        flat(image).save(path, optimize=True)
+
+
+def flat(image: Image) -> Image:
+    """Give an image with a palette; colours of many pixels, paper and lines, stay what they are."""
+    from PIL.Image import Dither, Quantize
+
+    return image.convert("RGB").quantize(256, method=Quantize.MEDIANCUT, dither=Dither.NONE)
 
 
 def _dress(axes: Axes, title: str, x: str = "", y: str = "") -> None:
@@ -96,7 +117,7 @@ def training(summary: dict[str, Any], path: Path) -> None:
         f"with kernel={config['kernel']!r}, precision={config['precision']!r}",
         fontsize=9, color=QUIET, va="center",
     )  # fmt: skip
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _losses(axes: Axes, runs: dict[str, Any]) -> None:
@@ -214,7 +235,7 @@ def ladder(facts: dict[str, Any], path: Path) -> None:
     figure.text(left, 1 - 0.38 / height, title, fontsize=14, fontweight="bold", color=INK,
                 va="center")  # fmt: skip
     figure.text(left, 1 - 0.72 / height, below, fontsize=9, color=QUIET, va="center")
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _speeds(axes: Axes, facts: dict[str, Any]) -> None:
@@ -276,7 +297,7 @@ def race(facts: dict[str, Any], path: Path) -> None:
                 fontsize=14, fontweight="bold", color=INK, va="center")  # fmt: skip
     figure.text(0.015, 1 - 0.68 / height, f"{facts['device']}; {below}", fontsize=9, color=QUIET,
                 va="center")  # fmt: skip
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _standing(axes: Axes, facts: dict[str, Any]) -> None:
@@ -440,7 +461,7 @@ def accuracy(facts: dict[str, Any], path: Path) -> None:
         "elements each against float64; lines: root mean square, dots: largest",
         fontsize=9, color=QUIET, va="center",
     )  # fmt: skip
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _errors(axes: Axes, rows: list[dict[str, Any]]) -> None:
