@@ -56,7 +56,7 @@ FLOOR = 0.02
 UNTUNED = "no GPU"
 # Names, compute capabilities and multiprocessors, and the code of a default build that they run.
 GPUS = (
-    ("A100; RTX 30, RTX 40, L40", ((80, 108), (86, 84), (89, 142)), "of sm_80"),
+    ("A100; RTX 30, RTX 40, L40", ((80, 108), (86, 84), (89, 142)), "sm_80"),
     ("H100, H200", ((90, 132),), "sm_90a"),
     ("B200, RTX 50", ((100, 148), (120, 170)), "PTX of sm_90, compiled by the driver"),
 )
@@ -192,8 +192,8 @@ def gains() -> list[str]:
         f"{ours:.2f}; torch's is {theirs:.2f}, TF32's {its:.0f}. A training step of GPT-2 124M "
         f"takes {ms['converted']:.0f} ms in place of {ms['stock']:.0f}. TF32 takes",
         f"{coarse['stock']:.0f} ms, "
-        f"but its losses leave those of FP32 by up to {tf32['difference']['largest']:.1g}; ours by "
-        f"up to {step['difference']['largest']:.1g}.",
+        f"but its losses differ from those of FP32 by up to {tf32['difference']['largest']:.1g}; "
+        f"ours by up to {step['difference']['largest']:.1g}.",
     ]
 
 

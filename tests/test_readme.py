@@ -214,8 +214,9 @@ def test_the_first_words():
 def test_a_training_step():
     text = " ".join(block(README, "gains").split())
     said = re.search(
-        r"takes (\d+) ms in place of (\d+)\. TF32 takes (\d+) ms, but its losses leave those of "
-        r"FP32 by up to ([\d.e-]+); ours by up to ([\d.e-]+)\.", text
+        r"takes (\d+) ms in place of (\d+)\. TF32 takes (\d+) ms, but its losses differ from "
+        r"those of FP32 by up to ([\d.e-]+); ours by up to ([\d.e-]+)\.",
+        text,
     )  # fmt: skip
     ours, tf32 = newest("gpt2-200-steps"), newest("gpt2-200-steps-tf32")
     ms = ours["interleaved_ms"]["converted"], ours["interleaved_ms"]["stock"]
