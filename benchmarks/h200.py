@@ -108,9 +108,7 @@ def errors(stages: list[str], layout: str, a: Tensor, b: Tensor) -> dict[str, An
     told: dict[str, Any] = {accuracy.CHAIN: asdict(chain)}
     for name in stages:
         found = exact.errors(fresh(name, layout, a, b))
-        told[name] = asdict(found) | {
-            "broken": accuracy.broken(found, chain)
-        }
+        told[name] = asdict(found) | {"broken": accuracy.broken(found, chain)}
     return told
 
 

@@ -165,9 +165,7 @@ def test_costs_are_found_again(model, tool, shapes):
     m = model.Measured.of(found, ROWS, SM_COUNT)
     costs, known = model.fit(m, steps=250)
     others = [p for p in shapes.random_suite(5, 60)]
-    new = model.Measured.of(
-        list(record_of(model, others)["problems"].values()), ROWS, SM_COUNT
-    )
+    new = model.Measured.of(list(record_of(model, others)["problems"].values()), ROWS, SM_COUNT)
     for precision in model.STRICT:
         for some in (m, new):
             worth = model.worth(some, model.estimates(some, costs, known), precision)
