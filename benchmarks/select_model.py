@@ -72,9 +72,7 @@ class Measured:
     may: dict[str, Tensor]
 
     @classmethod
-    def of(
-        cls, found: Sequence[Mapping[str, Any]], rows: Sequence[Row], sm_count: int
-    ) -> Measured:
+    def of(cls, found: Sequence[Mapping[str, Any]], rows: Sequence[Row], sm_count: int) -> Measured:
         """From the problems of records; ``rows`` are all of this build, in their order."""
         problems = [
             Problem(x["label"], m, n, k, layout, batch)

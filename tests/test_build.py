@@ -1,6 +1,8 @@
 """The build: what it is asked, what it finds, and that an edit rebuilds no more than it must."""
 
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import xgemm_torch
 from build_tools import archs, compiler, cuda_toolkit, environment, library, ninja_file, settings
 from build_tools import sources as sources_module
 from build_tools import summary as summary_module
@@ -451,6 +454,65 @@ def test_extras_are_read(extra):
     assert environment.extra_packages(Path(sys.executable), extra)
 
 
+def project() -> dict:
+    """pyproject.toml, read by pip's own parser where Python has none."""
+    try:
+        import tomllib
+    except ImportError:
+        from pip._vendor import tomli as tomllib
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_the_licence_is_an_expression_that_setuptools_reads(tmp_path):
+    """PEP 639: setuptools reads one from version 77 on, and then wants no classifier beside it."""
+    known = project()
+    assert known["project"]["license"] == "MIT"
+    assert all((ROOT / name).exists() for name in known["project"]["license-files"])
+    assert not any("License" in name for name in known["project"]["classifiers"])
+    least = [int(w[12:]) for w in known["build-system"]["requires"] if w.startswith("setuptools>=")]
+    assert least == [77] and f"setuptools>={least[0]}" in environment._BUILD_NEEDS
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    shutil.copytree(ROOT / "xgemm_torch", tmp_path / "xgemm_torch",
+                    ignore=shutil.ignore_patterns("*.so", "__pycache__"))  # fmt: skip
+    code = "import setuptools; setuptools.setup()"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, "--quiet", "egg_info"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = (tmp_path / "xgemm_torch.egg-info" / "PKG-INFO").read_text(encoding="utf-8")
+    assert "License-Expression: MIT\n" in facts and "License-File: LICENSE\n" in facts
+    entry = (tmp_path / "xgemm_torch.egg-info" / "entry_points.txt").read_text(encoding="utf-8")
+    assert "xgemm = xgemm_torch.__main__:main" in entry
+
+
+def test_the_console_script_is_there_to_call():
+    module, _, function = project()["project"]["scripts"]["xgemm"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_a_citation_names_this_version():
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    known = project()["project"]
+    assert "cff-version: 1.2.0" in lines
+    assert f"version: {known['version']}" in lines and f"license: {known['license']}" in lines
+    assert f'  - name: "{known["authors"][0]["name"]}"' in lines
+    assert known["version"] == xgemm_torch.__version__
+
+
+def test_an_sdist_holds_what_its_tests_read():
+    """Besides what setuptools takes by itself: MANIFEST.in names it."""
+    lines = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    included = {word for line in lines if line.startswith("include ") for word in line.split()[1:]}
+    grafted = {line.split()[1] for line in lines if line.startswith("graft ")}
+    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff"}
+    assert pages <= included
+    assert all((ROOT / name).is_file() for name in included)
+    assert {"csrc", "build_tools", "tests", "benchmarks", "docs"} <= grafted
+    assert all((ROOT / name).is_dir() for name in grafted)
+
+
 @pytest.mark.slow
 def test_wheel(tmp_path):
     pytest.importorskip("setuptools", minversion="70.1")
@@ -466,6 +528,10 @@ def test_wheel(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"xgemm_torch/_C.abi3.so", "xgemm_torch/py.typed", "xgemm_torch/__init__.py"} <= names
     assert any(name.endswith("LICENSE") for name in names)
+    with zipfile.ZipFile(wheel) as file:
+        of = {name.rpartition("/")[2]: name for name in names if ".dist-info/" in name}
+        assert "xgemm = xgemm_torch.__main__:main" in file.read(of["entry_points.txt"]).decode()
+        assert "License-Expression: MIT" in file.read(of["METADATA"]).decode()
     assert not any(name.startswith(("tests/", "build_tools/", "csrc/")) for name in names)
 
 

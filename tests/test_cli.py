@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +25,7 @@ from xgemm_torch import (
     race,
     stage_code,
 )
-from xgemm_torch.__main__ import main
+from xgemm_torch.__main__ import COMMANDS, main
 from xgemm_torch.explain import memory
 
 NAMES = [stage.name for stage in xgemm_torch.stages()]
@@ -51,6 +54,87 @@ def test_info_in_a_process_of_its_own():
     assert facts["torch"] == str(torch.__version__)
     assert facts["stages"] == NAMES
     assert facts["load_error"] is None
+
+
+@pytest.mark.parametrize(
+    ("build", "kernels"),
+    [
+        ({"cuda": True, "cuda_version": "13.0", "archs": "8.0 9.0a"},
+         "CUDA 13.0 kernels for 8.0 9.0a"),
+        ({"cuda": False}, "no CUDA kernels"),
+        (None, "the compiled module does not load: undefined symbol"),
+    ],
+    ids=["cuda", "no cuda", "does not load"],
+)  # fmt: skip
+def test_version_in_a_line(build, kernels, capsys, monkeypatch):
+    module = build and SimpleNamespace(build_info=lambda: json.dumps(build))
+    monkeypatch.setattr(info, "_compiled", lambda: (module, "undefined symbol"))
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    number = f"xgemm_torch {xgemm_torch.__version__}, torch {torch.__version__}"
+    assert capsys.readouterr().out == f"{number}, {kernels}\n"
+
+
+def test_version_of_this_build():
+    done = python(None, tail=["-m", "xgemm_torch", "--version"])
+    assert done.returncode == 0, done.stderr
+    archs = json.loads(xgemm_torch._C.build_info()).get("archs")
+    assert done.stdout == info.version() + "\n"
+    assert (archs or "no CUDA kernels") in done.stdout
+
+
+def test_xgemm_is_the_same_command(capsys, monkeypatch):
+    """What the console script calls gives the exit code, and goes by the name it was called by."""
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/xgemm", "explain", "1", "2"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2 and "usage: xgemm explain" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/xgemm", "explain", "8", "8", "8", "--json"])
+    assert main() == 0 and json.loads(capsys.readouterr().out)["kernel"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/xgemm", "ladder", "--size", "0"])
+    assert main() == 2
+
+
+def layout_option(command):
+    """The option as the command declares it."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"xgemm_torch.{COMMANDS[command][0]}").add_options(parser)
+    return parser, next((a for a in parser._actions if "--layout" in a.option_strings), None)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_problems_layout_is_asked_for_in_one_way(command):
+    parser, option = layout_option(command)
+    if option is None:
+        assert command in ("info", "train")  # they take no problem
+        return
+    assert list(option.choices) == ["NN", "NT", "TN", "TT"]
+    assert option.help.startswith(layout_option("explain")[1].help.split(" (default")[0])
+    assert option.default == (["NN"] if option.nargs else "NN")
+    assert not {"--trans-a", "--trans-b"} & set(parser._option_string_actions)
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_layouts_of_explain(layout, capsys):
+    """The strides that the selector is asked about are those of the tensors."""
+    assert main(["explain", "300", "200", "100", "--layout", layout, "--json"]) == 0
+    at = {"trans_a": layout[0] == "T", "trans_b": layout[1] == "T", "sm": 90, "sm_count": 132}
+    want = explain_command.choose(300, 200, 100, **at)
+    assert NO_GPU is False or json.loads(capsys.readouterr().out) == want
+
+
+def test_layouts_of_accuracy(monkeypatch, capsys):
+    """The same operands in other memory: the chain's errors are the same, and say which it is."""
+    found = {}
+    for layout in ("NN", "TT"):
+        main(["accuracy", "--size", "9", "--k", "5", "--layout", layout, "--json"])
+        found[layout] = json.loads(capsys.readouterr().out)
+        assert found[layout]["layout"] == layout
+    errors = [[row["errors"]["chain"] for row in facts["rows"]] for facts in found.values()]
+    assert errors[0] == errors[1]
+    strides = [accuracy.stored(torch.ones(3, 4), turned).stride() for turned in (False, True)]
+    assert strides == [(4, 1), (1, 3)]
 
 
 def test_import_and_the_entry_stay_light():
@@ -455,7 +539,8 @@ def test_ladder_of_a_wrong_size(capsys):
 
 
 def test_explain_as_table(capsys):
-    problem = ["explain", "4096", "1024", "768", "--trans-b", "--sm", "90", "--sm-count", "132"]
+    gpu = ["--sm", "90", "--sm-count", "132"]
+    problem = ["explain", "4096", "1024", "768", "--layout", "NT", *gpu]
     assert main([*problem, "--all"]) == 0
     text = capsys.readouterr().out
     assert "4096 x 1024 x 768 (M x N x K), NT" in text

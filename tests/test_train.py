@@ -473,7 +473,7 @@ def _without(*way):
         (lambda state: state.update(current=None), "its 'current' is missing or wrong"),
         (
             _without("current", "model", "norm.weight"),
-            'does not fit this run: RuntimeError: Error.s. in loading state_dict for GPT: Missing',
+            "does not fit this run: RuntimeError: Error.s. in loading state_dict for GPT: Missing",
         ),
         (_without("current", "optimizer", "state"), "does not fit this run: KeyError: 'state'"),
     ],

@@ -1,4 +1,7 @@
-"""The command line: ``python -m xgemm_torch train | info | ladder | explain M N K | ...``."""
+"""The command line: ``xgemm train | info | ladder | explain M N K | ...``.
+
+The same as ``python -m xgemm_torch``, which needs no installation.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 COMMANDS = {
     "train": ("train.command", "train a small GPT, stock and converted, and compare the two"),
@@ -21,6 +26,23 @@ COMMANDS = {
 }
 
 
+class _Version(argparse.Action):
+    """Prints the version and what was built; only then is the compiled module asked."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print one line and end with exit code 0."""
+        print(importlib.import_module(".info", __package__).version())
+        parser.exit()
+
+
+def _name() -> str:
+    """Give the command by which this was started."""
+    return "xgemm" if Path(sys.argv[0]).stem == "xgemm" else "python -m xgemm_torch"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 well, 1 a check failed, 2 a wrong argument.
 
@@ -28,9 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     more: 3, its time was up.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="python -m xgemm_torch", description="FP32 matrix products for PyTorch."
-    )
+    parser = argparse.ArgumentParser(prog=_name(), description="FP32 matrix products for PyTorch.")
+    parser.add_argument("--version", action=_Version, help="version, torch, GPUs built for")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     modules = {}
     for name, (module, help_text) in COMMANDS.items():

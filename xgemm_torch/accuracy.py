@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import environment, info, ops, plotting, simt
+from . import arguments, environment, info, ops, plotting, simt, timing
 from .explain import explain
 from .recomputed import count_recomputed
 from .registry import stages
@@ -259,7 +259,14 @@ def chain(a: Tensor, b: Tensor) -> Tensor:
         return ops.sgemm(a, b, precision="ieee")
 
 
-def measure(name: str, k: int, *, size: int, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
+def stored(x: Tensor, transposed: bool) -> Tensor:
+    """The same matrix, its columns contiguous if it is stored transposed."""
+    return x.T.contiguous().T if transposed else x
+
+
+def measure(
+    name: str, k: int, *, size: int, layout: str = "NN", device: str = "cpu", seed: int = 0
+) -> dict[str, Any]:
     """Give the errors of all contenders on one distribution and depth.
 
     TF32 is what rounding the operands costs, its products being added by the strict chain: no
@@ -273,7 +280,7 @@ def measure(name: str, k: int, *, size: int, device: str = "cpu", seed: int = 0)
     """
     kind = DISTRIBUTIONS[name]
     draw = Draw(device, seed + 100 * list(DISTRIBUTIONS).index(name))
-    a, b = kind.make(draw, size, size, k)
+    a, b = map(stored, kind.make(draw, size, size, k), timing.LAYOUTS[layout])
     exact, must = Exact(a, b), promised(device)
     others = {CHAIN: chain, TORCH: torch.mm, TF32: lambda a, b: chain(tf32(a), tf32(b))}
     certify = {stage.name for stage in stages() if stage.unit_rows}
@@ -295,13 +302,15 @@ def measure(name: str, k: int, *, size: int, device: str = "cpu", seed: int = 0)
 
 
 def collect(
-    size: int | None = None, depths: Sequence[int] | None = None, *, quiet: bool = False
-) -> dict[str, Any]:
+    size: int | None = None, depths: Sequence[int] | None = None, layout: str = "NN", *,
+    quiet: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Measure every distribution at every depth, on the GPU if there is one.
 
     Args:
         size: M = N; 512 on a GPU, 48 without.
         depths: values of K; up to 65536 on a GPU, up to 300 without.
+        layout: a key of `timing.LAYOUTS`.
         quiet: whether to show no progress.
     """
     from tqdm import tqdm
@@ -314,12 +323,13 @@ def collect(
     rows = []
     for name, k in tqdm(problems, unit="problem", leave=False, disable=True if quiet else None,
                         file=sys.stderr):  # fmt: skip
-        rows.append(measure(name, k, size=size, device=device))
+        rows.append(measure(name, k, size=size, layout=layout, device=device))
     return {
         "device": environment.device_name(device),
         "gpu": gpu,
         "size": size,
         "depths": depths,
+        "layout": layout,
         # Where the user made torch.mm coarser, its column says so, too.
         "warning": environment.strict_reference() if gpu else None,
         "kept": not any(row["broken"] for row in rows),
@@ -333,6 +343,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the errors into FILE")
     parser.add_argument("--size", type=int,
                         help=f"M = N; {SIZE} on a GPU, else {HOST_SIZE}")  # fmt: skip
+    arguments.add_layout(parser)
     depths, host_depths = (" ".join(map(str, each)) for each in (DEPTHS, HOST_DEPTHS))
     parser.add_argument("--k", type=int, nargs="+", metavar="K",
                         help=f"depths of the products; {depths} on a GPU, "
@@ -364,7 +375,8 @@ def table(facts: dict[str, Any]) -> Fitted:
 
     size, anew = facts["size"], any_anew(facts)
     made = Fitted(
-        f"Errors of {size} x {size} elements in u = 2^-24 of |A| |B|; on {facts['device']}",
+        f"Errors of {size} x {size} elements, {facts['layout']}, in u = 2^-24 of |A| |B|; "
+        f"on {facts['device']}",
         [
             Column("operands"),
             Column("K", right=True),
@@ -395,7 +407,7 @@ def run(options: argparse.Namespace) -> int:
                 raise ValueError(f"accuracy: {name} must be at least 1, got {value}")
     if options.png:
         plotting.require(options.png)
-    facts = collect(options.size, options.k, quiet=options.json)
+    facts = collect(options.size, options.k, options.layout, quiet=options.json)
     if options.png:
         plotting.accuracy(facts, options.png)
     if options.json:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _C, _checks
+from . import _C, _checks, arguments, timing
 from .explain import BASES, Candidate, candidates_of, memory, read
 from .registry import tile_name
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 BEST = 5  # candidates that are shown without --all
 
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the problem, contiguous as stored, and the GPU to choose for."""
     for name, what in (("m", "rows of the result"), ("n", "its columns"), ("k", "inner size")):
         parser.add_argument(name, metavar=name.upper(), type=int, help=what)
     parser.add_argument("--batch", type=int, default=1, help="products in the batch (default: 1)")
-    parser.add_argument("--trans-a", action="store_true", help="A is stored (K, M)")
-    parser.add_argument("--trans-b", action="store_true", help="B is stored (N, K)")
+    arguments.add_layout(parser)
     parser.add_argument("--unaligned", action="store_true", help="operands not on 16 bytes")
     parser.add_argument(
         "--precision", choices=("fp32", "ieee"), default="fp32", help="promise (default: fp32)"
@@ -156,9 +156,10 @@ def _readable(reason: str) -> str:
 def run(options: argparse.Namespace) -> int:
     """Print the choice, and the candidates that come next to it, or all; returns 0."""
     sm, sm_count = target(options.sm, options.sm_count)
+    trans_a, trans_b = timing.LAYOUTS[options.layout]
     answer = choose(
-        options.m, options.n, options.k, batch=options.batch, trans_a=options.trans_a,
-        trans_b=options.trans_b, aligned=not options.unaligned, precision=options.precision,
+        options.m, options.n, options.k, batch=options.batch, trans_a=trans_a,
+        trans_b=trans_b, aligned=not options.unaligned, precision=options.precision,
         workspace=options.workspace, sm=sm, sm_count=sm_count,
         gpu=gpu_name(options.sm, options.sm_count),
     )  # fmt: skip
@@ -168,10 +169,10 @@ def run(options: argparse.Namespace) -> int:
     from .console import console
 
     out = console()
-    layout = ("T" if options.trans_a else "N") + ("T" if options.trans_b else "N")
+    sizes = f"{options.m} x {options.n} x {options.k} (M x N x K), {options.layout}"
     out.print(
-        f"{options.m} x {options.n} x {options.k} (M x N x K), {layout}, batch {options.batch}, "
-        f"precision {options.precision}, on {words_for(options.sm, options.sm_count)}",
+        f"{sizes}, batch {options.batch}, precision {options.precision}, "
+        f"on {words_for(options.sm, options.sm_count)}",
         highlight=False,
     )
     rows = candidates_of(answer)

@@ -335,9 +335,7 @@ def _rows(x: Tensor) -> Tensor:
         return x.flatten(0, -2)
     y = x.squeeze([i for i in range(x.dim() - 2) if known(x.shape[i] == 1)])
     breaks = [
-        i
-        for i in range(y.dim() - 2)
-        if not known(y.stride(i) == y.shape[i + 1] * y.stride(i + 1))
+        i for i in range(y.dim() - 2) if not known(y.stride(i) == y.shape[i + 1] * y.stride(i + 1))
     ]
     if len(breaks) == 1:
         return y.flatten(breaks[0] + 1, -2).flatten(0, breaks[0])

@@ -38,6 +38,19 @@ def _compiled() -> tuple[Any, str | None]:
         return None, str(error)
 
 
+def version() -> str:
+    """Say in a line which version this is, with which torch, and for which GPUs it is built."""
+    module, error = _compiled()
+    build = json.loads(module.build_info()) if module else {}
+    kernels = (
+        f"CUDA {build['cuda_version']} kernels for {build['archs']}" if build.get("cuda")
+        else "no CUDA kernels" if module
+        else f"the compiled module does not load: {error}"
+    )  # fmt: skip
+    number = import_module(__package__).__version__
+    return f"xgemm_torch {number}, torch {torch.__version__}, {kernels}"
+
+
 def runs_on(row: dict[str, Any], sm: int) -> bool:
     """Say whether a stage, as the compiled module describes it, runs on ``sm`` (as in 90)."""
     newest = row.get("max_sm", 0) or sm

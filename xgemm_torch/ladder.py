@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import counts, environment, info, plotting, stage_code, timing
+from . import arguments, counts, environment, info, plotting, stage_code, timing
 from .registry import Stage, stages
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the ladder into FILE")
     parser.add_argument("--size", type=int,
                         help=f"M = N = K; {SIZE} on a GPU, else what is counted")  # fmt: skip
-    parser.add_argument("--layout", choices=list(timing.LAYOUTS), default="NN",
-                        help="which operands are stored transposed (NN)")  # fmt: skip
+    arguments.add_layout(parser)
     parser.add_argument("--diff", nargs="+", metavar="STAGE",
                         help="what changed in a stage's code since the rung it is read against, or "
                         "since a second stage; nothing is run")  # fmt: skip
@@ -46,8 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _tiles(stage: Stage) -> list[str]:
     return [
-        f"{tile.BM}x{tile.BN}x{tile.BK}, {tile.TM}x{tile.TN}, {tile.team}"
-        for tile in stage.tiles
+        f"{tile.BM}x{tile.BN}x{tile.BK}, {tile.TM}x{tile.TN}, {tile.team}" for tile in stage.tiles
     ]
 
 
@@ -100,9 +98,7 @@ def measure(
     return rows, {**facts, "clocks": record}
 
 
-def collect(
-    size: int | None = None, layout: str = "NN", *, quiet: bool = False
-) -> dict[str, Any]:
+def collect(size: int | None = None, layout: str = "NN", *, quiet: bool = False) -> dict[str, Any]:
     """Describe every stage, with its speed on the GPU here.
 
     Without a GPU: whether it is right, and what one product asks of the memories.

@@ -166,8 +166,7 @@ class Linear(torch.nn.Linear):
         _must_have_parameters("from_linear", module)
         given = {"kernel": kernel, "precision": precision, "activation": activation}
         options = {
-            key: getattr(module, key) if ours else default
-            for key, default in DEFAULTS.items()
+            key: getattr(module, key) if ours else default for key, default in DEFAULTS.items()
         }
         options |= {key: value for key, value in given.items() if value is not None}
         bias = module.bias is not None

@@ -575,9 +575,7 @@ flops.register(getattr(torch.ops.xgemm, name) for name in NAMES)
 SGEMM = own_words("sgemm")
 
 
-def refuse_grad(
-    a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, words: Words = SGEMM
-) -> None:
+def refuse_grad(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, words: Words = SGEMM) -> None:
     """Raise as torch's own out= functions do."""
     if _functorch_active() or (_forward_mode() and _any_tangent(a, b, c, out)):
         raise RuntimeError(

@@ -1,6 +1,6 @@
 """How much of a product could not be certified and was made anew by FP32 operations.
 
-The tensor-core stages certify each result by its own magnitude (README, Accuracy). Units of 64 rows
+The tensor-core stages certify each result by its own magnitude (docs/design.md). Units of 64 rows
 by 128 columns (64 in `mma_fp16x3`'s smallest tile) in which one is uncertain are made anew in a
 launch behind the product; those of a tile of `mma_fp16x3` together. Nobody counts them unless asked
 to.

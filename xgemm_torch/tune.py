@@ -19,7 +19,7 @@ import torch
 
 import xgemm_torch
 
-from . import environment, explain_command, registry, timing, trials, tuned
+from . import arguments, environment, explain_command, registry, timing, trials, tuned
 from .contenders import LAYOUTS, Problem, Row, place, rows_of
 
 PRECISIONS = ("fp32", "ieee")
@@ -36,10 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sizes", nargs="*", type=int, metavar="M N K", help="a problem's sizes; and the next's"
     )
-    parser.add_argument(
-        "--layout", nargs="+", choices=list(timing.LAYOUTS), default=["NN"],
-        help="how A and B are stored, T for transposed; several for each problem (default: NN)",
-    )  # fmt: skip
+    arguments.add_layout(parser, several=True)
     parser.add_argument(
         "--batch", nargs="+", type=int, default=[1], metavar="B",
         help="how many such products at once; several for each problem (default: 1)",

@@ -195,9 +195,7 @@ class Job:
                 show()
                 save()
                 raise Interrupted(f"stopped after step {trainer.step} of the {name} run")
-        sample = trainer.model.generate(
-            PROMPT, SAMPLE_BYTES, window=config.seq, seed=config.seed
-        )
+        sample = trainer.model.generate(PROMPT, SAMPLE_BYTES, window=config.seq, seed=config.seed)
         self.state["finished"][name] = {
             "losses": list(trainer.losses),
             "step_ms": list(trainer.step_ms),

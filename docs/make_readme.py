@@ -1,0 +1,628 @@
+"""Fills the figures of README.md and docs/measurements.md, and draws README's chart.
+
+    python docs/make_readme.py            # needs no GPU and no nvcc
+    python docs/make_readme.py --check    # writes nothing; exit code 1 when something is stale
+
+A page has blocks, ``<!-- figures: NAME -->`` to ``<!-- end -->``, whose lines `BLOCKS` makes. Every
+figure comes from the newest record of its kind in benchmarks/results/h200; ideas and rungs are from
+the registry, and which stages a GPU would run from the selector.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from benchmarks import kinds, records, shapes  # noqa: E402
+from xgemm_torch import explain_command, plotting  # noqa: E402
+from xgemm_torch.accuracy import LARGEST_FLOOR, LARGEST_LIMIT, RMS_FLOOR  # noqa: E402
+from xgemm_torch.contenders import Problem, keeps, rows_of  # noqa: E402
+from xgemm_torch.registry import Stage, stages  # noqa: E402
+from xgemm_torch.timing import tflops  # noqa: E402
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "measurements.md")
+CHART = ROOT / "docs" / "images" / "speed-and-error.svg"
+RECORDS = ROOT / "benchmarks" / "results" / "h200"
+BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PRECISIONS = ("ieee", "fp32")
+SQUARES = (1024, 2048, 4096, 8192)
+# (in_features, out_features), rows: a layer of GPT-2 124M's and one of an 8B model's.
+LAYERS = [(layer, rows) for layer in ((768, 3072), (4096, 14336)) for rows in (1, 64, 8192)]
+FEW_ROWS = [
+    (layer, rows)
+    for layer in ((768, 3072), (4096, 4096), (4096, 14336), (8192, 28672))
+    for rows in (1, 8, 64)
+]
+# Behind torch.mm by more than this share of its time; a product that takes it so many us is long.
+BEHIND, LONG = 0.98, 10
+# README's ladder: so many rungs, those that gained most.
+STEPS = 8
+# The depth at which the chart shows errors.
+DEPTH = 2048
+# Where the bars of its errors begin, on a logarithmic axis.
+FLOOR = 0.02
+# Any name that no GPU has: what a user has tuned has no say here.
+UNTUNED = "no GPU"
+# Names, compute capabilities and multiprocessors, and the code of a default build that they run.
+GPUS = (
+    ("A100; RTX 30, RTX 40, L40", ((80, 108), (86, 84), (89, 142)), "sm_80"),
+    ("H100, H200", ((90, 132),), "sm_90a"),
+    ("B200, RTX 50", ((100, 148), (120, 170)), "PTX of sm_90, compiled by the driver"),
+)
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+@cache
+def newest(kind: str) -> tuple[str, dict[str, Any]]:
+    """Give the name and the content of the newest record whose name ends with this kind."""
+    path = max(RECORDS.glob(f"*-{kind}.json"), key=lambda path: path.name)
+    return path.name, records.read(path)
+
+
+@cache
+def problems() -> dict[str, Problem]:
+    """Give the problems of the suite by their labels."""
+    return {p.label: p for p in shapes.suite()}
+
+
+def torch_us(label: str) -> float:
+    """Give torch.mm's microseconds."""
+    return newest("select")[1]["problems"][label]["torch_mm_us"]
+
+
+def fastest_us(label: str, precision: str) -> float:
+    """Give the microseconds of the fastest row that keeps a precision's contract."""
+    times = newest("select")[1]["problems"][label]["us"]
+    return min(
+        times[row.key]
+        for row in rows_of(stages())
+        if row.key in times and keeps(row, problems()[label], strict=precision == "ieee")
+    )
+
+
+def runs() -> dict[tuple[int, str], dict[str, dict[str, float]]]:
+    """Give all stages' times by size and layout."""
+    return {(case["size"], case["layout"]): case["times"] for case in newest("stages")[1]["cases"]}
+
+
+def measured() -> list[Stage]:
+    """Give the stages that are in the record of stages."""
+    return [s for s in stages() if any(s.name in times for times in runs().values())]
+
+
+def random_ratios(precision: str) -> list[tuple[float, float, list[Any]]]:
+    """Give for each random problem torch.mm's time over ``auto``'s, torch.mm's us, and sizes."""
+    return [
+        (p["torch_mm_us"] / p["auto_us"][precision], p["torch_mm_us"], p["problem"])
+        for p in newest("random")[1]["problems"].values()
+    ]
+
+
+def normal_errors(k: int) -> dict[str, dict[str, float]]:
+    """Give every contender's errors on normal data of a depth."""
+    (row,) = (
+        row
+        for row in newest("accuracy")[1]["rows"]
+        if (row["distribution"], row["k"]) == ("normal", k)
+    )
+    return row["errors"]
+
+
+def data_cells() -> Iterable[tuple[str, str, dict[str, Any]]]:
+    """Give problem, kind of data and what was measured."""
+    for problem, cells in newest("data")[1]["cells"].items():
+        for kind, cell in cells.items():
+            yield problem, kind, cell
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Give the lines of a Markdown table."""
+    return [
+        f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows)
+    ]  # fmt: skip
+
+
+def duration(us: float) -> str:
+    """Give a time with three digits, in us or ms."""
+    value, unit = (us, "us") if us < 1000 else (us / 1000, "ms")
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def figure(value: float) -> str:
+    """Give a figure with two digits, or all before the point."""
+    return f"{value:.2g}" if value < 100 else f"{value:.0f}"
+
+
+def beside(us: float, reference: float) -> str:
+    """Give a time and how many times as fast it is."""
+    return f"{duration(us)} ({reference / us:.2f}x)"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join words as a sentence does."""
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def share(count: int, total: int) -> str:
+    """Give a share in percent."""
+    return f"{count / total:.0%}"
+
+
+def link(stage: Stage) -> str:
+    """Give a stage's name with a link to its page, as README has it."""
+    return f"[`{stage.name}`](docs/ladder/{Path(stage.file).stem}.md)"
+
+
+# --- README's blocks ------------------------------------------------------------------------------
+
+
+def square_ratios(precision: str) -> list[str]:
+    """Give how many times as fast as torch.mm the squares are."""
+    labels = [f"square {size} NN" for size in SQUARES]
+    return [f"{torch_us(label) / fastest_us(label, precision):.1f}" for label in labels]
+
+
+def gains() -> list[str]:
+    """What it gains, in three sentences."""
+    step, errors = newest("gpt2-200-steps")[1], normal_errors(DEPTH)
+    tf32 = newest("gpt2-200-steps-tf32")[1]
+    ms, coarse = step["interleaved_ms"], tf32["interleaved_ms"]
+    ours, theirs, its = (errors[name]["rms"] for name in ("sgemm", "torch.mm", "TF32"))
+    sizes, ratios = listed(list(map(str, SQUARES))), listed(square_ratios("fp32"))
+    return [
+        f"On one {step['environment']['device']}, squares of {sizes} run at {ratios} times the",
+        "speed of torch's FP32 product, which is cuBLAS. The root mean square error at "
+        f"K = {DEPTH}, in units of 2^-24 |A| |B|, is",
+        f"{ours:.2f}; torch's is {theirs:.2f}, TF32's {its:.0f}. A training step of GPT-2 124M "
+        f"takes {ms['converted']:.0f} ms in place of {ms['stock']:.0f}. TF32 takes",
+        f"{coarse['stock']:.0f} ms, "
+        f"but its losses differ from those of FP32 by up to {tf32['difference']['largest']:.1g}; "
+        f"ours by up to {step['difference']['largest']:.1g}.",
+    ]
+
+
+def kernel_at(size: int, precision: str, sm: int, sm_count: int) -> str:
+    """Give the stage that ``auto`` takes for a square on some GPU."""
+    chosen = explain_command.choose(
+        size, size, size, precision=precision, sm=sm, sm_count=sm_count, gpu=UNTUNED
+    )
+    return chosen["kernel"]
+
+
+def gpus() -> list[str]:
+    """What runs where, and what has been measured."""
+    devices = {newest(kind)[1]["facts"]["device"] for kind in ("select", "random", "data")}
+    rows = []
+    for names, chips, code in GPUS:
+        taken = {
+            precision: listed(list(dict.fromkeys(
+                f"`{kernel_at(4096, precision, sm, count)}`" for sm, count in chips
+            )))
+            for precision in PRECISIONS
+        }  # fmt: skip
+        here = [device for device in sorted(devices) if device.split()[-1] in names]
+        known = ", ".join(device.split()[-1] for device in here)
+        capabilities = ", ".join(f"sm_{sm}" for sm, _ in chips)
+        rows.append((
+            f"{names} ({capabilities})", code, taken["fp32"], taken["ieee"],
+            f"{known} only" if known else "no",
+        ))  # fmt: skip
+    return table(("GPU", "code", '`"fp32"` at 4096', '`"ieee"` at 4096', "measured"), rows)
+
+
+def chart() -> list[str]:
+    """The chart, and in its alternative text what it says."""
+    data = chart_data()
+    speeds = "; ".join(
+        f"{name} {', '.join(f'{x:.0f}' for x in values)}" for name, values in data["speed"].items()
+    )
+    errors = ", ".join(f"{name} {figure(e['rms'])}" for name, e in data["errors"].items())
+    steps = ", ".join(f"{name} {ms:.0f} ms" for name, ms in data["steps"].items())
+    alt = (
+        f"TFLOP/s of squares of {', '.join(map(str, SQUARES))}: {speeds}. Root mean square errors "
+        f"in u: {errors}. A step of GPT-2 124M: {steps}."
+    )
+    return [f"![{alt}]({CHART.relative_to(ROOT)})"]
+
+
+def speeds() -> list[str]:
+    """Squares, layers and a model, beside torch."""
+    rows: list[Sequence[object]] = []
+    named = [(f"{size} x {size} x {size}", f"square {size} NN") for size in SQUARES]
+    named += [
+        (f"linear {a} to {b}, {n} row{'s' * (n > 1)}", f"linear {a}-{b} rows {n} forward")
+        for (a, b), n in LAYERS
+    ]
+    for name, label in named:
+        reference = torch_us(label)
+        cells = [beside(fastest_us(label, precision), reference) for precision in PRECISIONS]
+        rows.append((name, duration(reference), *cells))
+    ms = newest("gpt2-200-steps")[1]["interleaved_ms"]
+    stock = ms["stock"] * 1e3
+    rows.append(("training step of GPT-2 124M", duration(stock), "not measured",
+                 beside(ms["converted"] * 1e3, stock)))  # fmt: skip
+    return table(("product", "torch FP32", '`"ieee"`', '`"fp32"`'), rows)
+
+
+def steps() -> list[Stage]:
+    """Give the rungs that gained most at 4096, NN: each is faster than all below it."""
+    times, best, gained = runs()[4096, "NN"], 0.0, []
+    for stage in measured():
+        speed = times.get(stage.name, {"tflops": 0.0})["tflops"]
+        if speed > best:
+            gained.append((speed / best if best else float("inf"), stage))
+            best = speed
+    most = sorted(gained, key=lambda pair: -pair[0])[:STEPS]
+    return sorted((stage for _, stage in most), key=lambda stage: stage.rung)
+
+
+def ladder() -> list[str]:
+    """A line for each of `steps`."""
+    times = runs()[4096, "NN"]
+    return [
+        f"- {link(stage)}, {speed_cell(stage, times).replace(' ', ' TFLOP/s ')}: {stage.idea}"
+        for stage in steps()
+    ]  # fmt: skip
+
+
+def limits() -> list[str]:
+    """What does not hold, and where it loses."""
+    found = random_ratios("fp32")
+    ratios = [ratio for ratio, _, _ in found]
+    long = [ratio for ratio, us, _ in found if us >= LONG]
+    thin = [r for r, us, sizes in found if min(sizes[1:3]) == 1 and us < LONG / 2]
+    behind = [share(sum(r < BEHIND for r in some), len(some)) for some in (ratios, long)]
+    worst, _, sizes = min(found)
+    slow = [(cell["us"] / cell["normal_us"], p, kind) for p, kind, cell in data_cells()]
+    usual = max(x for x in slow if kinds.KINDS[x[2]].realistic)
+    longest = max(slow)
+    exotic = [
+        cell["us"] > cell["torch_mm_us"]
+        for _, kind, cell in data_cells()
+        if not kinds.KINDS[kind].realistic
+    ]
+    lines = [
+        f"- **Small and thin products.** Of {len(found)} problems of random sizes, `auto` is "
+        f"behind cuBLAS by over 2% in {behind[0]};",
+        f"  of the {len(long)} that take cuBLAS {LONG} us or more, in {behind[1]}. With one row or "
+        f"one column, where cuBLAS takes less than {LONG / 2:.0f} us,",
+        f"  it loses {sum(r < BEHIND for r in thin)} of {len(thin)}; the worst of all, "
+        f"{'x'.join(map(str, sizes[1:4]))} {sizes[4]}, runs at {worst:.2f} times cuBLAS's speed.",
+        "- **Adversarial data cost time.** Kinds of data that people multiply take up to "
+        f"{usual[0]:.1f} times what normal data take",
+        f"  (`{usual[2]}`, {usual[1]}), others up to {longest[0]:.0f} times (`{longest[2]}`, "
+        f"{longest[1]}); {share(sum(exotic), len(exotic))} of the latter are slower than cuBLAS.",
+        "  What the limbs cannot certify is recomputed by FP32 operations.",
+    ]
+    for kind, (rms, largest) in outside_contract().items():
+        lines += [
+            f"- **`{kind}` is outside the contract** ({kinds.KINDS[kind].what}): root mean square "
+            f"error up to {rms:.2f} u,",
+            f"  largest {largest:.1f} u. Where one product makes up nearly all of a sum, tensor "
+            'cores truncate the others. Take `"ieee"` there.',
+        ]
+    return lines
+
+
+def outside_contract() -> dict[str, tuple[float, float]]:
+    """Give the kinds of data that break the contract: largest root mean square and error."""
+    found: dict[str, tuple[float, float]] = {}
+    for _, kind, cell in data_cells():
+        mine, chain = cell["errors"], cell["chain"]
+        if (
+            mine["rms"] > max(chain["rms"], RMS_FLOOR)
+            or mine["largest"] > max(LARGEST_LIMIT * chain["largest"], LARGEST_FLOOR)
+            or cell["misplaced"]
+        ):
+            rms, largest = found.get(kind, (0.0, 0.0))
+            found[kind] = max(rms, mine["rms"]), max(largest, mine["largest"])
+    return found
+
+
+# --- the blocks of docs/measurements.md -----------------------------------------------------------
+
+
+def sources() -> list[str]:
+    """The records that the page is made from."""
+    rows = []
+    for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
+                 "gpt2-200-steps-tf32"):  # fmt: skip
+        name, record = newest(kind)
+        facts = record.get("facts", record)
+        device = facts.get("device") or record["environment"]["device"]
+        by = facts.get("command", "-")
+        rows.append((
+            f"[{name}](../benchmarks/results/h200/{name})", device,
+            facts.get("torch") or record.get("environment", {}).get("torch", "not on record"),
+            f"`{facts['commit'][:10]}`" if "commit" in facts else "not on record",
+            f"`{by}`" if by != "-" else "not on record",
+        ))  # fmt: skip
+    return table(("record", "GPU", "torch", "commit", "command"), rows)
+
+
+def speed_cell(stage: Stage, times: dict[str, dict[str, float]]) -> str:
+    """Give TFLOP/s and the share of cuBLAS: times of it for what is not strict."""
+    time = times.get(stage.name)
+    if time is None:
+        return "-"
+    speed = f"{time['tflops']:.1f}" if time["tflops"] < 60 else f"{time['tflops']:.0f}"
+    part = f"{time['share']:.0%}" if stage.strict else f"{time['share']:.2f}x"
+    return f"{speed} ({part})"
+
+
+def ladder_table() -> list[str]:
+    """Every stage of the record at 4096 and 8192."""
+    return table(
+        ("rung", "operator", "the one idea", "4096", "8192"),
+        (
+            (stage.rung, f"`{stage.name}`", stage.idea,
+             *(speed_cell(stage, runs()[size, "NN"]) for size in (4096, 8192)))
+            for stage in measured()
+        ),
+    )  # fmt: skip
+
+
+def layouts() -> list[str]:
+    """The fastest stages that are strict and that are not, by size and layout."""
+    rows = []
+    for strict in (True, False):
+        at = runs()[4096, "NN"]
+        mine = [stage for stage in measured() if stage.strict == strict and stage.name in at]
+        best = max(mine, key=lambda stage: at[stage.name]["tflops"])
+        for layout in shapes.LAYOUTS:
+            cells = [speed_cell(best, runs()[size, layout]) for size in SQUARES]
+            rows.append((f"`{best.name}`", layout, *cells))
+    return table(("stage", "layout", *map(str, SQUARES)), rows)
+
+
+def few_rows() -> list[str]:
+    """The three products of linear layers with few rows."""
+    products = ("forward", "grad_x", "grad_w")
+    rows = []
+    for (inside, outside), count in FEW_ROWS:
+        cells = []
+        for precision in PRECISIONS:
+            for product in products:
+                label = f"linear {inside}-{outside} rows {count} {product}"
+                us = fastest_us(label, precision)
+                cells.append(f"{us:.{0 if us >= 100 else 3}{'f' if us >= 100 else 'g'}} "
+                             f"({torch_us(label) / us:.2f}x)")  # fmt: skip
+        rows.append((f"{inside} to {outside}", count, *cells))
+    head = ("layer", "rows", 'y, `"ieee"`', "dX", "dW", 'y, `"fp32"`', "dX", "dW")
+    return table(head, rows)
+
+
+def suite() -> list[str]:
+    """The suite as a whole: what the fastest rows come to."""
+    rows = []
+    for precision in PRECISIONS:
+        labels = list(newest("select")[1]["problems"])
+        ratios = [torch_us(label) / fastest_us(label, precision) for label in labels]
+        rows.append((
+            f'`"{precision}"`', len(ratios), f"{geometric_mean(ratios):.2f}x",
+            sum(ratio < BEHIND for ratio in ratios), f"{min(ratios):.2f}x",
+        ))  # fmt: skip
+    return table(("precision", "problems", "geometric mean", "behind by over 2%", "worst"), rows)
+
+
+def random_problems() -> list[str]:
+    """``auto`` on problems with random sizes."""
+    rows = []
+    for precision in PRECISIONS:
+        found = random_ratios(precision)
+        for what, ratios in (
+            ("all", [ratio for ratio, _, _ in found]),
+            (f"cuBLAS takes {LONG} us or more", [ratio for ratio, us, _ in found if us >= LONG]),
+            ("one row or one column", [r for r, _, sizes in found if min(sizes[1:3]) == 1]),
+        ):
+            rows.append((
+                f'`"{precision}"`', what, len(ratios), f"{geometric_mean(ratios):.2f}x",
+                share(sum(ratio < BEHIND for ratio in ratios), len(ratios)), f"{min(ratios):.2f}x",
+            ))  # fmt: skip
+    head = ("precision", "problems", "count", "geometric mean", "behind by over 2%", "worst")
+    return table(head, rows)
+
+
+def training() -> list[str]:
+    """A training step of GPT-2."""
+    rows = []
+    for kind, what in (("gpt2-200-steps", "FP32"), ("gpt2-200-steps-tf32", "TF32")):
+        name, record = newest(kind)
+        ms = record["interleaved_ms"]
+        rows.append((
+            what, f"{ms['stock']:.0f} ms", f"{ms['converted']:.0f} ms",
+            f"{record['difference']['largest']:.1e}", f"`{name}`",
+        ))  # fmt: skip
+    head = ("stock layers by", "stock", "converted", "losses differ by at most", "record")
+    return table(head, rows)
+
+
+def error_table() -> list[str]:
+    """Errors on normal data by depth."""
+    names = {"chain": '`"ieee"` (one chain)', "torch.mm": "torch FP32", "sgemm": '`"fp32"`',
+             "TF32": "TF32"}  # fmt: skip
+    rows = []
+    for k in newest("accuracy")[1]["depths"]:
+        errors = normal_errors(k)
+        cells = [f"{errors[name]['rms']:.3g} / {errors[name]['largest']:.3g}" for name in names]
+        rows.append((k, *cells))
+    return table(("K", *names.values()), rows)
+
+
+def data_table() -> list[str]:
+    """Each kind of data: the longest time beside normal data's, and the largest errors."""
+    by_kind: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for problem, kind, cell in data_cells():
+        by_kind.setdefault(kind, []).append((problem, cell))
+    rows = []
+    for kind, cells in by_kind.items():
+        slow, where = max((cell["us"] / cell["normal_us"], problem) for problem, cell in cells)
+        least = min(cell["torch_mm_us"] / cell["us"] for _, cell in cells)
+        rms = max(cell["errors"]["rms"] for _, cell in cells)
+        largest = max(cell["errors"]["largest"] for _, cell in cells)
+        known = kinds.KINDS[kind]
+        rows.append((
+            f"`{kind}`", known.what, "yes" if known.realistic else "no",
+            f"{slow:.2f}x" + (f" ({where})" if slow >= 1.3 else ""), f"{least:.2f}x",
+            f"{rms:.2f}", f"{largest:.2f}",
+        ))  # fmt: skip
+    head = ("kind", "what", "people multiply it", "longest time beside normal data's",
+            "least speed beside cuBLAS", "rms", "largest")  # fmt: skip
+    return table(head, rows)
+
+
+BLOCKS: dict[str, Callable[[], list[str]]] = {
+    "gains": gains, "gpus": gpus, "chart": chart, "speeds": speeds, "ladder": ladder,
+    "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
+    "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
+    "errors": error_table, "data": data_table,
+}  # fmt: skip
+
+
+# --- the chart ------------------------------------------------------------------------------------
+
+
+def chart_data() -> dict[str, Any]:
+    """Give what the chart shows: speeds of squares, errors, and the times of a training step."""
+    speed: dict[str, list[float]] = {"torch FP32": [], "ieee": [], "fp32": []}
+    for size in SQUARES:
+        label = f"square {size} NN"
+        for name, us in (
+            ("torch FP32", torch_us(label)),
+            *((precision, fastest_us(label, precision)) for precision in PRECISIONS),
+        ):
+            speed[name].append(tflops(size, size, size, us * 1e-6))
+    errors = normal_errors(DEPTH)
+    of = {"torch FP32": "torch.mm", "ieee": "chain", "fp32": "sgemm", "TF32": "TF32"}
+    ms = newest("gpt2-200-steps")[1]["interleaved_ms"]
+    return {
+        "device": newest("select")[1]["facts"]["device"],
+        "speed": speed,
+        "errors": {
+            name: {key: errors[mine][key] for key in ("rms", "largest")}
+            for name, mine in of.items()
+        },
+        "steps": {
+            "torch FP32": ms["stock"], "fp32": ms["converted"],
+            "TF32": newest("gpt2-200-steps-tf32")[1]["interleaved_ms"]["stock"],
+        },
+    }  # fmt: skip
+
+
+def digest(data: dict[str, Any]) -> str:
+    """Name what a picture shows: a chart drawn from other figures has another."""
+    text = json.dumps(data, sort_keys=True)
+    drawn = re.sub(r"\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.3g}", text)
+    return hashlib.sha256(drawn.encode()).hexdigest()[:16]
+
+
+def draw(data: dict[str, Any], path: Path) -> None:
+    """Draw the chart into an SVG, or by its suffix a PNG."""
+    from matplotlib import rc_context
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Patch
+
+    colors = {"torch FP32": plotting.GREY, "ieee": plotting.BLUE, "fp32": plotting.GREEN,
+              "TF32": plotting.ORANGE}  # fmt: skip
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "xgemm", "font.family": "sans-serif"}):
+        made = plotting.new_figure(11, 3.9)
+        grid = made.add_gridspec(1, 3, width_ratios=(1.7, 1.25, 0.9), wspace=0.28,
+                                   left=0.04, right=0.985, top=0.74, bottom=0.13)  # fmt: skip
+        made.text(0.04, 0.94, f"FP32 matrix products on an {data['device']}", fontsize=13,
+                    fontweight="bold", color=plotting.INK)  # fmt: skip
+        speed, error, step = (made.add_subplot(grid[0, i]) for i in range(3))
+        plotting._dress(speed, "TFLOP/s, M = N = K, normal data")
+        for i, (name, values) in enumerate(data["speed"].items()):
+            places = [j + 0.27 * (i - 1) for j in range(len(values))]
+            speed.bar(places, values, 0.25, color=colors[name])
+            for x, y in zip(places, values, strict=True):
+                speed.text(x, y + 3, f"{y:.0f}", ha="center", fontsize=8, color=plotting.INK)
+        speed.set_xticks(range(len(SQUARES)), list(map(str, SQUARES)), fontsize=8)
+        speed.grid(axis="x", visible=False)
+        plotting._dress(error, f"error, u = 2^-24 |A| |B|, K = {DEPTH}")
+        for i, (name, e) in enumerate(data["errors"].items()):
+            error.bar(i - 0.2, e["rms"] - FLOOR, 0.36, FLOOR, color=colors[name])
+            light = [0.45 * x + 0.55 for x in to_rgb(colors[name])]
+            error.bar(i + 0.2, e["largest"] - FLOOR, 0.36, FLOOR, color=light)
+            for x, y in ((i - 0.2, e["rms"]), (i + 0.2, e["largest"])):
+                error.text(x, y * 1.15, figure(y), ha="center", fontsize=8, color=plotting.INK)
+        error.set_yscale("log")
+        error.set_ylim(FLOOR, 4000)
+        error.minorticks_off()
+        error.set_xticks(range(len(data["errors"])), list(data["errors"]), fontsize=8)
+        error.text(0.02, 0.93, "dark: root mean square\nlight: largest", fontsize=8, va="top",
+                   color=plotting.QUIET, transform=error.transAxes)  # fmt: skip
+        error.grid(axis="x", visible=False)
+        plotting._dress(step, "GPT-2 124M, ms a step")
+        for i, (name, ms) in enumerate(data["steps"].items()):
+            step.bar(i, ms, 0.6, color=colors[name])
+            step.text(i, ms + 2, f"{ms:.0f}", ha="center", fontsize=8, color=plotting.INK)
+        step.set_xticks(range(len(data["steps"])), list(data["steps"]), fontsize=8)
+        step.grid(axis="x", visible=False)
+        names = {"torch FP32": "torch FP32 (cuBLAS)", "ieee": 'xgemm_torch, precision="ieee"',
+                 "fp32": 'xgemm_torch, precision="fp32"', "TF32": "torch, TF32"}  # fmt: skip
+        made.legend([Patch(color=colors[name]) for name in names], list(names.values()), ncols=4,
+                      loc="upper left", bbox_to_anchor=(0.03, 0.93), frameon=False, fontsize=8.5,
+                      labelcolor=plotting.INK)  # fmt: skip
+        about = {"Date": None, "Description": digest(data)} if path.suffix == ".svg" else None
+        made.savefig(path, metadata=about)
+
+
+# --- all together ---------------------------------------------------------------------------------
+
+
+def filled(text: str) -> str:
+    """Give a page with every block made anew; KeyError for a block that there is not."""
+
+    def block(found: re.Match[str]) -> str:
+        return found[1] + "".join(f"{line}\n" for line in BLOCKS[found[2]]()) + found[3]
+
+    return BLOCK.sub(block, text)
+
+
+def stale(pages: Sequence[Path] = PAGES, chart: Path = CHART) -> list[str]:
+    """Say which pages, and whether the chart, are not what they would be if made now."""
+    wrong = []
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        if filled(text) != text:
+            wrong.append(f"{path.name}: stale")
+    if not chart.exists() or digest(chart_data()) not in chart.read_text(encoding="utf-8"):
+        wrong.append(f"{chart.name}: stale")
+    return wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write, or check; returns 1 when something is stale under --check, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, say what is stale")
+    if parser.parse_args(arguments).check:
+        for line in (wrong := stale()):
+            print(line)
+        return 1 if wrong else 0
+    for path in PAGES:
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    if stale(pages=()):
+        draw(chart_data(), CHART)
+    print(", ".join(str(path.relative_to(ROOT)) for path in (*PAGES, CHART)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
