@@ -37,11 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         help=f"M = N = K; {SIZE} on a GPU, else what is counted")  # fmt: skip
     parser.add_argument("--layout", choices=list(timing.LAYOUTS), default="NN",
                         help="which operands are stored transposed (NN)")  # fmt: skip
+    parser.add_argument("--race", action="store_true",
+                        help="all stages side by side, live, and charts of the end")  # fmt: skip
     parser.add_argument("--diff", nargs="+", metavar="STAGE",
                         help="what changed in a stage's code since the rung it is read against, or "
                         "since a second stage; nothing is run")  # fmt: skip
-    parser.add_argument("--race", action="store_true",
-                        help="all stages side by side, live, and charts of the end")  # fmt: skip
 
 
 def _tiles(stage: Stage) -> list[str]:
