@@ -441,8 +441,8 @@ def code_section(stage: Stage, before: Stage | None) -> list[str]:
         lines[-1] += f" It is compared with rung {before.rung} and not the one below: {why}."
     lines += ["", "What changed, line by line:", "", "```bash",
               f"python -m xgemm_torch ladder --diff {stage.name}", "```"]  # fmt: skip
-    if len(changes) > LONGEST:
-        name, function = core(stage)
+    name, function = core(stage)
+    if len(changes) > LONGEST and function:
         lines += ["", f"What to read first, in `{name}`:", "", "```cpp", *function, "```"]
     return [*lines, ""]
 

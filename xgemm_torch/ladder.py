@@ -36,11 +36,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int,
                         help=f"M = N = K; {SIZE} on a GPU, else what is counted")  # fmt: skip
     arguments.add_layout(parser)
+    parser.add_argument("--race", action="store_true",
+                        help="all stages side by side, live, and charts of the end")  # fmt: skip
     parser.add_argument("--diff", nargs="+", metavar="STAGE",
                         help="what changed in a stage's code since the rung it is read against, or "
                         "since a second stage; nothing is run")  # fmt: skip
-    parser.add_argument("--race", action="store_true",
-                        help="all stages side by side, live, and charts of the end")  # fmt: skip
 
 
 def _tiles(stage: Stage) -> list[str]:
