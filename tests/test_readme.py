@@ -26,7 +26,7 @@ import shapes  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 PROBLEMS = {p.label: p for p in shapes.suite()}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MEASUREMENTS = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+MEASUREMENTS = "docs/measurements.md"
 BY_HAND = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/guide.md", "docs/design.md"]
 PAGES = [*BY_HAND, "docs/measurements.md", "docs/adding-a-stage.md", "docs/glossary.md"]
 STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
@@ -52,6 +52,7 @@ def rows(text: str, name: str) -> list[list[str]]:
     return lines[2:]
 
 
+@cache
 def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
@@ -225,7 +226,7 @@ def test_a_training_step():
     for part, record in ((said[4], tf32), (said[5], ours)):
         assert float(part) == pytest.approx(record["difference"]["largest"], rel=0.15)
     for (what, stock, converted, losses, _), record in zip(
-        rows(MEASUREMENTS, "training"), (ours, tf32), strict=True
+        rows(page(MEASUREMENTS), "training"), (ours, tf32), strict=True
     ):
         ms = record["interleaved_ms"]
         assert (stock, converted) == (f"{ms['stock']:.0f} ms", f"{ms['converted']:.0f} ms"), what
@@ -254,20 +255,20 @@ MEASURED_STAGES = [name for name in STAGES if any(name in times for times in run
 
 @pytest.mark.parametrize("stage", MEASURED_STAGES)
 def test_the_ladder(stage):
-    (row,) = (row for row in rows(MEASUREMENTS, "ladder-table") if row[1] == f"`{stage}`")
+    (row,) = (row for row in rows(page(MEASUREMENTS), "ladder-table") if row[1] == f"`{stage}`")
     at = STAGES[stage]
     assert row == [str(at.rung), f"`{stage}`", at.idea, cell(4096, stage), cell(8192, stage)]
 
 
 @all_stages
 def test_the_ladder_has_no_others():
-    names = [row[1].strip("`") for row in rows(MEASUREMENTS, "ladder-table")]
+    names = [row[1].strip("`") for row in rows(page(MEASUREMENTS), "ladder-table")]
     assert names == MEASURED_STAGES
 
 
 def test_speeds_by_layout():
     """Of the fastest strict stage at 4096, NN, and of the fastest of all."""
-    found = rows(MEASUREMENTS, "layouts")
+    found = rows(page(MEASUREMENTS), "layouts")
     at = runs()[4096, "NN"]
     for group, strict in ((found[:4], True), (found[4:], False)):
         best = max(
@@ -301,7 +302,7 @@ def test_the_ladder_in_short():
 
 
 def test_few_rows():
-    found = rows(MEASUREMENTS, "few-rows")
+    found = rows(page(MEASUREMENTS), "few-rows")
     assert len(found) == 12
     for layer, count, *cells in found:
         inside, outside = layer.split(" to ")
@@ -315,7 +316,7 @@ def test_few_rows():
 
 
 def test_what_the_suite_comes_to():
-    for precision, count, mean, behind, worst in rows(MEASUREMENTS, "suite"):
+    for precision, count, mean, behind, worst in rows(page(MEASUREMENTS), "suite"):
         strict = precision == '`"ieee"`'
         ratios = [fastest(label, strict)[1] for label in newest("select")["problems"]]
         assert int(count) == len(ratios) == len(PROBLEMS)
@@ -330,7 +331,7 @@ def test_what_auto_comes_to():
         "cuBLAS takes 10 us or more": lambda p: p["torch_mm_us"] >= 10,
         "one row or one column": lambda p: 1 in p["problem"][1:3],
     }
-    table = rows(MEASUREMENTS, "random")
+    table = rows(page(MEASUREMENTS), "random")
     assert len(table) == 2 * len(some)
     for precision, what, count, mean, behind, worst in table:
         ratios = [
@@ -399,7 +400,7 @@ def test_kinds_of_data_outside_the_contract_are_named():
 
 def test_data_by_kind():
     cells = newest("data")["cells"]
-    table = rows(MEASUREMENTS, "data")
+    table = rows(page(MEASUREMENTS), "data")
     assert [row[0].strip("`") for row in table] == list(next(iter(cells.values())))
     for name, _, usual, slow, least, rms, largest in table:
         mine = [by_kind[name.strip("`")] for by_kind in cells.values()]
@@ -411,7 +412,7 @@ def test_data_by_kind():
 
 
 def test_errors_by_depth():
-    table = rows(MEASUREMENTS, "errors")
+    table = rows(page(MEASUREMENTS), "errors")
     record = {
         r["k"]: r["errors"] for r in newest("accuracy")["rows"] if r["distribution"] == "normal"
     }
