@@ -132,17 +132,16 @@ void run(const Gemm& g, const Context& context) {
 }
 
 static const Register<run> stage(
-    kFlavour,
-    {.name = "wgmma_narrow",
-     .rung = 25,
-     .idea = "narrow and deep: decomposed in registers on the way, split-K within a cluster",
-     .source = "this project",
-     .tiles = {std::begin(kTiles), std::end(kTiles)},
-     .min_sm = 90,
-     .max_sm = 90,
-     .strict = false,
-     .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
-     .turns = has_more_rows,
-     .workspace = workspace});
+    kFlavour, {.name = "wgmma_narrow",
+               .rung = 25,
+               .idea = "narrow and deep: decomposed in registers on the way, split-K among blocks",
+               .source = "this project",
+               .tiles = {std::begin(kTiles), std::end(kTiles)},
+               .min_sm = 90,
+               .max_sm = 90,
+               .strict = false,
+               .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
+               .turns = has_more_rows,
+               .workspace = workspace});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_narrow
