@@ -49,7 +49,9 @@ def accuracy_facts():
         for name in accuracy.DISTRIBUTIONS
         for k in (1, 65536)
     ]  # fmt: skip
-    return {"size": 512, "device": "NVIDIA H200 NVL", "depths": [1, 65536], "rows": rows}
+    return {
+        "size": 512, "layout": "NN", "device": "NVIDIA H200 NVL", "depths": [1, 65536], "rows": rows
+    }  # fmt: skip
 
 
 def candidates(**problem):
