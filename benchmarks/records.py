@@ -3,10 +3,10 @@
     python benchmarks/records.py record.json    # rewrites a record in this form
 
 A record is JSON whose numbers have six significant digits; a float32, as losses are, has as many
-as tell it from its neighbours. The problems of survey.py, which would
-repeat the names of dozens of rows each, are a list of short lines under a header: ``names`` are the
-rows that numbers stand for, ``columns`` what a line has. Times by row are a list in the order of
-``names``; a negative number skips so many names. `read` gives them back as dicts.
+as tell it from its neighbours. The problems of survey.py, which would repeat the names of dozens of
+rows each, are a list of short lines under a header: ``names`` are the rows that numbers stand for,
+``columns`` what a line has. Times by row are a list in the order of ``names``; a negative number
+skips so many names. `read` gives them back as dicts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from xgemm_torch.train.checkpoint import write_text
 
 # Of any number; of a float32 at most, which are enough for each.
 DIGITS, MOST_DIGITS = 6, 9
@@ -56,9 +58,7 @@ def text(record: Mapping[str, Any]) -> str:
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record as a whole: one that is there stays until the new one is."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text(record), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, text(record))
 
 
 def _packed(record: Mapping[str, Any]) -> dict[str, Any]:

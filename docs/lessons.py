@@ -30,7 +30,7 @@ ARGUMENTS = {
     "kRow": "the row of the tile table, from 0",
     "kA": "whether A is walked along k",
     "kB": "whether B transposed is",
-    "kShared": "whether tiles are shared out along K",
+    "kShared": "whether tiles are cut along K",
     "kInCluster": "whether the chains of a tile meet in a cluster, which adds them up",
     "kAlongK": "whether lanes walk k",
     "kFinish": "who adds up a tile's sums: 0 the block that has all of K, 1 the blocks of a "
@@ -59,7 +59,7 @@ ORIGINS = {
     "cp_async_pipelined": "This project, after what CUTLASS does on sm_80 and later: a main loop "
     "of several stages of `cp.async`.",
     "tma_specialized": "This project. Warps that only fetch and persistent blocks are also in "
-    "CUTLASS's kernels for sm_90; tiles that are shared out along K are the idea of Stream-K "
+    "CUTLASS's kernels for sm_90; tiles that are cut along K are the idea of Stream-K "
     "(Osama et al., [arXiv:2301.03598](https://arxiv.org/abs/2301.03598)), here without changing "
     "a chain.",
     "mma_fp16x3": "This project. Two fp16 limbs and sums that leave the tensor cores early are "

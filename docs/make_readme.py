@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from benchmarks import kinds, records, shapes  # noqa: E402
 from xgemm_torch import explain_command, plotting  # noqa: E402
-from xgemm_torch.accuracy import LARGEST_FLOOR, LARGEST_LIMIT, RMS_FLOOR  # noqa: E402
+from xgemm_torch.accuracy import Errors, broken  # noqa: E402
 from xgemm_torch.contenders import Problem, keeps, rows_of  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
 from xgemm_torch.timing import tflops  # noqa: E402
@@ -324,14 +324,11 @@ def outside_contract() -> dict[str, tuple[float, float]]:
     """Give the kinds of data that break the contract: largest root mean square and error."""
     found: dict[str, tuple[float, float]] = {}
     for _, kind, cell in data_cells():
-        mine, chain = cell["errors"], cell["chain"]
-        if (
-            mine["rms"] > max(chain["rms"], RMS_FLOOR)
-            or mine["largest"] > max(LARGEST_LIMIT * chain["largest"], LARGEST_FLOOR)
-            or cell["misplaced"]
-        ):
+        # Of infinities and NaN the record has one count of its own.
+        mine, chain = (Errors(**{"astray": 0, **cell[whose]}) for whose in ("errors", "chain"))
+        if broken(mine, chain) or cell["misplaced"]:
             rms, largest = found.get(kind, (0.0, 0.0))
-            found[kind] = max(rms, mine["rms"]), max(largest, mine["largest"])
+            found[kind] = max(rms, mine.rms), max(largest, mine.largest)
     return found
 
 
@@ -547,7 +544,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         made.text(0.04, 0.94, f"FP32 matrix products on an {data['device']}", fontsize=13,
                     fontweight="bold", color=plotting.INK)  # fmt: skip
         speed, error, step = (made.add_subplot(grid[0, i]) for i in range(3))
-        plotting._dress(speed, "TFLOP/s, M = N = K, normal data")
+        plotting.dress(speed, "TFLOP/s, M = N = K, normal data")
         for i, (name, values) in enumerate(data["speed"].items()):
             places = [j + 0.27 * (i - 1) for j in range(len(values))]
             speed.bar(places, values, 0.25, color=colors[name])
@@ -555,7 +552,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
                 speed.text(x, y + 3, f"{y:.0f}", ha="center", fontsize=8, color=plotting.INK)
         speed.set_xticks(range(len(SQUARES)), list(map(str, SQUARES)), fontsize=8)
         speed.grid(axis="x", visible=False)
-        plotting._dress(error, f"error, u = 2^-24 |A| |B|, K = {DEPTH}")
+        plotting.dress(error, f"error, u = 2^-24 |A| |B|, K = {DEPTH}")
         for i, (name, e) in enumerate(data["errors"].items()):
             error.bar(i - 0.2, e["rms"] - FLOOR, 0.36, FLOOR, color=colors[name])
             light = [0.45 * x + 0.55 for x in to_rgb(colors[name])]
@@ -569,7 +566,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         error.text(0.02, 0.93, "dark: root mean square\nlight: largest", fontsize=8, va="top",
                    color=plotting.QUIET, transform=error.transAxes)  # fmt: skip
         error.grid(axis="x", visible=False)
-        plotting._dress(step, "GPT-2 124M, ms a step")
+        plotting.dress(step, "GPT-2 124M, ms a step")
         for i, (name, ms) in enumerate(data["steps"].items()):
             step.bar(i, ms, 0.6, color=colors[name])
             step.text(i, ms + 2, f"{ms:.0f}", ha="center", fontsize=8, color=plotting.INK)

@@ -467,7 +467,7 @@ def test_every_site_is_needed(site, layout, order):
     some = ("split_k", "tma_gemv")  # rows of which do without a cluster
     assert rows and (len(rows) == len(stage.tiles) or stage.name in some)
     for row in rows:
-        with simt.configure(skip=site, order=order, row=row, split_k_size=share_of(stage)):
+        with simt.configure(skip=site, order=order, row=row, split_k_size=split_k_size_of(stage)):
             with pytest.raises(RuntimeError, match=CAUGHT) as error:
                 xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
         # split_k's blocks read each other's shared memory in a header.
@@ -480,7 +480,7 @@ def data_of(stage: xgemm_torch.Stage) -> str:
     return "normal" if stage.strict else "wide"
 
 
-def share_of(stage: xgemm_torch.Stage) -> int:
+def split_k_size_of(stage: xgemm_torch.Stage) -> int:
     """The length of its chains: eight blocks at most make a cluster."""
     return 2 * SPLIT_K_SIZE if stage.name == "split_k" else SPLIT_K_SIZE
 
@@ -495,7 +495,7 @@ def sites_of_rows(stage: xgemm_torch.Stage, k: int, layout: str) -> list[list[st
     found = []
     for row in range(len(stage.tiles)):
         _C.simt_forget_sites()
-        with simt.configure(row=row, split_k_size=share_of(stage)):
+        with simt.configure(row=row, split_k_size=split_k_size_of(stage)):
             xgemm_torch.sgemm(a, b, kernel=stage.name, **flags)
         found.append(simt.sites())
     return found

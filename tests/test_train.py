@@ -342,12 +342,24 @@ def test_asked_to_stop_it_saves_its_place_and_says_how_to_go_on(tmp_path):
     assert len(state["current"]["losses"]) == state["current"]["step"]
 
 
+def stops_after(step, monkeypatch, folder, requests):
+    """Run a job that finds requests to stop in a list: it stops there, and has saved all."""
+    monkeypatch.setattr(job, "_stop_requests", lambda: contextlib.nullcontext(requests))
+    run = job.Job(tiny(steps=12), folder, checkpoint_every=5, plot=False, console=console.console())
+    run.start()
+    with pytest.raises(job.Interrupted, match=f"stopped after step {step} of the stock run"):
+        run.run()
+    saved = checkpoint.load(folder / "checkpoint.pt")["current"]
+    assert saved["step"] == len(saved["losses"]) == step
+
+
 @pytest.mark.parametrize("step", [1, 7, 12], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("moment", ["advance", "due", "read"])
 def test_a_request_to_stop_at_any_moment_of_a_step_loses_no_step(
     monkeypatch, tmp_path, moment, step
 ):
-    requests, plain = [], getattr(loop.Trainer, moment)
+    requests: list[int] = []
+    plain = getattr(loop.Trainer, moment)
 
     def asked(trainer, *arguments):
         if trainer.step == (step - 1 if moment == "advance" else step):
@@ -355,26 +367,11 @@ def test_a_request_to_stop_at_any_moment_of_a_step_loses_no_step(
         return plain(trainer, *arguments)
 
     monkeypatch.setattr(loop.Trainer, moment, asked)
-    monkeypatch.setattr(job, "_stop_requests", lambda: contextlib.nullcontext(requests))
-    run = job.Job(
-        tiny(steps=12), tmp_path, checkpoint_every=5, plot=False, console=console.console()
-    )
-    run.start()
-    with pytest.raises(job.Interrupted, match=f"stopped after step {step} of the stock run"):
-        run.run()
-    saved = checkpoint.load(tmp_path / "checkpoint.pt")["current"]
-    assert saved["step"] == len(saved["losses"]) == step
+    stops_after(step, monkeypatch, tmp_path, requests)
 
 
 def test_a_request_to_stop_before_the_first_step(monkeypatch, tmp_path):
-    monkeypatch.setattr(job, "_stop_requests", lambda: contextlib.nullcontext([signal.SIGTERM]))
-    run = job.Job(
-        tiny(steps=12), tmp_path, checkpoint_every=5, plot=False, console=console.console()
-    )
-    run.start()
-    with pytest.raises(job.Interrupted, match="stopped after step 0 "):
-        run.run()
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["current"]["step"] == 0
+    stops_after(0, monkeypatch, tmp_path, [signal.SIGTERM])
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,8 @@ def flat(image: Image) -> Image:
     return image.convert("RGB").quantize(256, method=Quantize.MEDIANCUT, dither=Dither.NONE)
 
 
-def _dress(axes: Axes, title: str, x: str = "", y: str = "") -> None:
+def dress(axes: Axes, title: str, x: str = "", y: str = "") -> None:
+    """Give axes the title, names and grid that all charts here have."""
     axes.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=8)
     axes.set_xlabel(x, color=QUIET, fontsize=9)
     axes.set_ylabel(y, color=QUIET, fontsize=9)
@@ -132,14 +133,14 @@ def _losses(axes: Axes, runs: dict[str, Any]) -> None:
         axes.plot([len(losses)], [run["validation"]], "o", color=COLORS[name], markersize=5,
                   markerfacecolor="none" if name == "stock" else COLORS[name], clip_on=False,
                   label="validation" if name == "converted" else None)  # fmt: skip
-    _dress(axes, "Loss", "step", "nats a byte")
+    dress(axes, "Loss", "step", "nats a byte")
     axes.legend(frameon=False, fontsize=8.5, labelcolor=INK)
 
 
 def _difference(axes: Axes, summary: dict[str, Any]) -> None:
     pairs = zip(*(run["losses"] for run in summary["runs"].values()), strict=True)
     gaps = [abs(one - other) for one, other in pairs]
-    _dress(axes, "Difference of the two curves", "step", "|difference|, nats")
+    dress(axes, "Difference of the two curves", "step", "|difference|, nats")
     shown = [(step, gap) for step, gap in enumerate(gaps, 1) if gap > 0]
     axes.set_xlim(0, len(gaps) + 1)
     if not shown:
@@ -169,7 +170,7 @@ def _step_times(axes: Axes, summary: dict[str, Any]) -> None:
         axes.axhline(run["median_step_ms"], color=COLORS[name], linewidth=1.4,
                      label=f"{LABELS[name]}: {run['median_step_ms']:.1f} ms")  # fmt: skip
         beyond += sum(ms > top for _, ms in timed)
-    _dress(axes, "Time of a step, with median", "step", "ms")
+    dress(axes, "Time of a step, with median", "step", "ms")
     if top:
         # A step that the machine interrupted must not squeeze all others into a line.
         axes.set_ylim(0, top)
@@ -197,7 +198,7 @@ def _shares(axes: Axes, runs: dict[str, Any]) -> None:
                 axes.text(left + ms / 2, row, f"{ms / shares['total_ms']:.0%}", ha="center",
                           va="center", color="white", fontsize=9, fontweight="bold")  # fmt: skip
             left += ms
-    _dress(axes, "Where a profiled step's time goes", "ms")
+    dress(axes, "Where a profiled step's time goes", "ms")
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(names)), [LABELS[name] for name in names], color=INK)
     axes.invert_yaxis()
@@ -325,12 +326,12 @@ def _standing(axes: Axes, facts: dict[str, Any]) -> None:
                     axes.text(number, place - above, f" {number:.1f}", va="center", fontsize=7.5,
                               color=INK)  # fmt: skip
     if facts["gpu"]:
-        _dress(axes, "Share of torch.mm")
+        dress(axes, "Share of torch.mm")
         axes.axvline(1.0, color=INK, linewidth=0.8)
         axes.plot([], [], color=ORANGE, linewidth=2, label="mark, on an H200")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     else:
-        _dress(axes, "For 1000 multiply-adds, fewer is better")
+        dress(axes, "For 1000 multiply-adds, fewer is better")
         for label, color in (("shared wavefronts", BLUE), ("more by bank conflicts", RED),
                              ("gmem sectors", ORANGE)):  # fmt: skip
             axes.plot([], [], "s", color=color, label=label)
@@ -381,7 +382,7 @@ def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> 
     title = "Roofline; a number is a rung"
     if not facts["gpu"]:
         title = f"Where each rung stands under the roofs of {roofs['of']}"
-    _dress(axes, title, "FLOP for a byte that the kernel asks of gmem", "TFLOP/s")
+    dress(axes, title, "FLOP for a byte that the kernel asks of gmem", "TFLOP/s")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
@@ -448,7 +449,7 @@ def accuracy(facts: dict[str, Any], path: Path) -> None:
     for axes, name in zip(panels, names, strict=True):
         _errors(axes, [row for row in facts["rows"] if row["distribution"] == name])
         first = axes.get_subplotspec().is_first_col()
-        _dress(axes, name, "K", "error, u = 2^-24 of |A| |B|" if first else "")
+        dress(axes, name, "K", "error, u = 2^-24 of |A| |B|" if first else "")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.045, 1 - 0.78 / height),
                   ncols=len(labels), frameon=False, fontsize=9, labelcolor=INK)  # fmt: skip

@@ -207,8 +207,8 @@ std::string configure(const std::string& order, unsigned long long seed, const s
                                 order + "'");
   if (sm_count < 1)
     throw std::invalid_argument("simt: sm_count must be positive, got " + std::to_string(sm_count));
-  if (split_k_size < -1 ||
-      split_k_size % kSplitKStep > 0)  // slices of all stages with several chains fit in it
+  // Slices of all stages with several chains fit in a step.
+  if (split_k_size < -1 || split_k_size % kSplitKStep > 0)
     throw std::invalid_argument("simt: split_k_size must be -1, 0 or a multiple of " +
                                 std::to_string(kSplitKStep) + ", got " +
                                 std::to_string(split_k_size));

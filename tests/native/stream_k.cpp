@@ -1,4 +1,4 @@
-// How tiles are shared out along K: the pure functions of stream_k.h, walked exhaustively.
+// How tiles are cut along K: the pure functions of stream_k.h, walked exhaustively.
 #include "xgemm/core/stream_k.h"
 
 #include <algorithm>

@@ -59,8 +59,8 @@ __device__ __forceinline__ void add_slices(float (&sum)[4], int first, int split
       for (int w = 0; w < 4; ++w) sum[w] += x[s][w];
 }
 
-// finish(row, column, sum) for the four neighbours from there on, for block `split`'s part of the
-// tile, by its kThreads threads: between the cluster's barriers.
+// finish(row, column, sum) for the four neighbours from there on, by the block of slice `split` for
+// its part of the tile, with its kThreads threads: between the cluster's barriers.
 template <int kThreads, int BM, int BN, class Finish>
 __device__ __forceinline__ void add_in_cluster(const SharedSums<BM, BN>& mine, int split,
                                                int splits, const Finish& finish) {

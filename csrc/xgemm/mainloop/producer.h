@@ -104,7 +104,7 @@ struct TilesJob : FetchJob {
   __device__ __forceinline__ Gemm result(uint32_t) const { return g.at(blockIdx.z); }
 };
 
-// The tiles of all matrices, counted as one, of which some are shared out along K.
+// The tiles of all matrices, counted as one, of which some are cut along K.
 struct StreamKJob : FetchJob {
   static constexpr bool kShared = true;
   ChainStreamK stream_k;

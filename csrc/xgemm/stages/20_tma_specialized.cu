@@ -11,7 +11,7 @@
 
 namespace xgemm::XGEMM_FLAVOUR::tma_specialized {
 
-template <int kRow, bool kA, bool kB, bool kShared>  // whether tiles are shared out along K
+template <int kRow, bool kA, bool kB, bool kShared>  // whether tiles are cut along K
 __global__ void __launch_bounds__(kSpecializedTiles[kRow].threads() + kProducers,
                                   kSpecializedTiles[kRow].min_blocks)
     kernel(const __grid_constant__ std::conditional_t<kShared, StreamKJob, TilesJob> job) {
