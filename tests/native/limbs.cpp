@@ -186,7 +186,9 @@ void test_overflow() {
       for (const int depth : {0, 1, 5, 16}) {
         const auto row = [&](int top) {
           const float norm = 0x1p15f * std::exp2(static_cast<float>(depth) / 2);
-          return RowScale{14 - top, is_far(14 - top) ? uint32_t{kFar} : 0, norm, 0};
+          return RowScale{.exponent = 14 - top,
+                          .flags = is_far(14 - top) ? uint16_t{kFar} : uint16_t{0},
+                          .norm = norm};
         };
         if (!needs_chain(row(a), row(b)) && a + b + 2 + depth > 127)
           return expect(false, "a sum may overflow");

@@ -42,10 +42,14 @@ enum RangeFlags : uint32_t {
   kFar = 32,  // its scale, with another such, leaves FP32's exponents
 };
 
+// The longest row that is decomposed.
+constexpr int64_t kMostDecomposed = int64_t{UINT32_MAX} - 1;
+
 // What is known of a row besides its limbs; 16 bytes, read as one.
 struct alignas(16) RowScale {
   int32_t exponent = 0;  // t = x * 2^exponent
-  uint32_t flags = 0;  // RangeFlags
+  uint16_t flags = 0;  // RangeFlags
+  uint16_t doubt = 0;  // doubt_bits
   float norm = 0.f;  // 2-norm of its finite t: an upper bound, a few percent above
   uint32_t at = 0;  // the k of its only element (kSingle) or infinity (kInfinite)
 };
@@ -61,7 +65,7 @@ XGEMM_HD bool is_far(int exponent) { return exponent < kLeastExponent || exponen
 // What becomes of one result.
 enum class Fate : int {
   stands,  // the product of limbs
-  given,  // by one or two products of FP32 elements, or a NaN: given() in emulated.h
+  given,  // by one or two products of FP32 elements, or a NaN: see given.h
   recomputed,  // limbs may be off by too much
   chained,  // ... or the sum may overflow on its way, which only the chain itself can tell
 };
@@ -76,14 +80,14 @@ struct Doubt {
   float loss, norm;
 };
 
-// What a tile keeps of a row for it, in 16 bits: the norm as a bf16 number, rounded up, negative if
-// the row is lossy; 0 of a row that is given.
+// What a tile needs of a row for it, in 16 bits: the norm as a bf16 number, rounded up, negative if
+// the row is lossy; 0 of a row that is given. With the exponent and the flags it is one load of 8
+// bytes, and two registers until the tile's end.
 XGEMM_HD uint16_t doubt_bits(const RowScale& s) {
-  if (s.flags & kGivenFlags) return 0;
-  const float norm = s.norm * (1.f + 0x1p-7f);
   uint32_t bits;
-  memcpy(&bits, &norm, sizeof bits);
-  return static_cast<uint16_t>(bits >> 16 | ((s.flags & kLossy) ? 0x8000u : 0));
+  memcpy(&bits, &s.norm, sizeof bits);
+  bits = (bits + 0xffffu) >> 16 | static_cast<uint32_t>(s.flags & kLossy) << 15;
+  return s.flags & kGivenFlags ? uint16_t{0} : static_cast<uint16_t>(bits);
 }
 XGEMM_HD Doubt doubt_of(const EmulationScheme& s, uint16_t bits) {
   const uint32_t norm_bits = static_cast<uint32_t>(bits & 0x7fff) << 16;
@@ -108,8 +112,8 @@ XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
 XGEMM_HD Fate fate_of(const EmulationScheme& s, const RowScale& a, const RowScale& b, float acc) {
   if (needs_chain(a, b)) return Fate::chained;
   if ((a.flags | b.flags) & kGivenFlags) return Fate::given;
-  return is_certain(doubt_of(s, doubt_bits(a)), doubt_of(s, doubt_bits(b)), acc) ? Fate::stands
-                                                                                 : Fate::recomputed;
+  return is_certain(doubt_of(s, a.doubt), doubt_of(s, b.doubt), acc) ? Fate::stands
+                                                                     : Fate::recomputed;
 }
 
 }  // namespace xgemm

@@ -148,6 +148,7 @@ __device__ __forceinline__ RowScale scale_of(int exponent, const uint32_t (&sums
   else if (infinities > 1) s.flags |= kInfinities;
   else if (infinities) s.flags |= kInfinite, s.at = sums[4];
   if (is_far(exponent)) s.flags |= kFar;
+  s.doubt = doubt_bits(s);
   return s;
 }
 

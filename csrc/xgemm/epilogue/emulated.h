@@ -25,13 +25,13 @@ template <int kThreads, int kRows, int kColumns>
 struct TileScales {
   static_assert(kRows % 32 == 0);
   float rows[kRows], columns[kColumns];  // 2^-exponent
-  uint32_t row_doubts[kRows / 2], column_doubts[kColumns / 2];  // of two neighbours: doubt_bits
+  uint16_t row_doubts[kRows], column_doubts[kColumns];  // RowScale::doubt
   uint32_t found[kThreads / 32];  // by warp: RangeFlags
-  uint32_t given_rows[kRows / 32];  // a bit each
+  uint32_t given_rows[kRows / 32], given_columns[kColumns / 32];  // a bit each
   Fate fates[kThreads / 32];  // by warp: the worst
 
-  // A thread's share of them, exponent and flags, on their way: asked for long before they are
-  // needed, and left as they come, since whoever takes them apart waits for them.
+  // A thread's share of them, all but the norm and the place, on their way: asked for long before
+  // they are needed, and left as they come, since whoever takes them apart waits for them.
   static constexpr int kRowsEach = (kRows + kThreads - 1) / kThreads;
   static constexpr int kColumnsEach = (kColumns + kThreads - 1) / kThreads;
   struct Share {
@@ -56,40 +56,31 @@ struct TileScales {
     return share;
   }
 
-  // The threads meet before all of it is there.
-  __device__ __forceinline__ void put(const Share& share, int64_t k, int thread) {
+  // Of a tile with so many rows and columns of g, or more than it has. The threads meet before all
+  // of it is there.
+  __device__ __forceinline__ void put(const Share& share, int64_t k, int64_t rows_left,
+                                      int64_t columns_left, int thread) {
     uint32_t flags = k > kMostDepth ? uint32_t{kFar} : 0;
 #pragma unroll
     for (int n = 0; n < kRowsEach; ++n)
       if (const int r = thread + n * kThreads; r < kRows) {
-        const uint32_t of_row = keep(rows[r], share.rows[n]);
+        const uint32_t of_row = keep(rows[r], row_doubts[r], share.rows[n], r < rows_left);
         const uint32_t given = __ballot_sync(0xffffffffu, of_row & kGivenFlags);
         if (thread % 32 == 0) given_rows[r / 32] = given;
         flags |= of_row;
       }
 #pragma unroll
     for (int n = 0; n < kColumnsEach; ++n)
-      if (const int c = thread + n * kThreads; c < kColumns)
-        flags |= keep(columns[c], share.columns[n]);
+      if (const int c = thread + n * kThreads; c < kColumns) {
+        const uint32_t of_column =
+            keep(columns[c], column_doubts[c], share.columns[n], c < columns_left);
+        const uint32_t given = __ballot_sync(0xffffffffu, of_column & kGivenFlags);
+        if (thread % 32 == 0) given_columns[c / 32] = given;
+        flags |= of_column;
+      }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) flags |= __shfl_xor_sync(0xffffffffu, flags, step);
     if (thread % 32 == 0) found[thread / 32] = flags;
-  }
-
-  // The same of what thresholds are made of, where some rows are lossy.
-  __device__ __forceinline__ void put_doubts(const Gemm& g, const RowScale* rows_,
-                                             const RowScale* columns_, int64_t i, int64_t j,
-                                             int thread) {
-    const auto of_two = [](const RowScale* scales, int64_t at, int64_t all) {
-      return (at < all ? doubt_bits(scales[at]) : 0u) |
-             (at + 1 < all ? uint32_t{doubt_bits(scales[at + 1])} << 16 : 0u);
-    };
-#pragma unroll 1
-    for (int r = thread; r < kRows / 2; r += kThreads)
-      row_doubts[r] = of_two(rows_, i + 2 * r, g.m);
-#pragma unroll 1
-    for (int c = thread; c < kColumns / 2; c += kThreads)
-      column_doubts[c] = of_two(columns_, j + 2 * c, g.n);
   }
 
   // Of all rows and columns: 0 means that the plain way is right for every pair.
@@ -100,12 +91,14 @@ struct TileScales {
     return flags;
   }
 
-  // Whether all rows are given, so that no product of limbs is stored.
+  // Whether all results are given, so that no product of limbs is stored.
   __device__ __forceinline__ bool all_given() const {
-    uint32_t all = 0xffffffffu;
+    uint32_t rows_are = 0xffffffffu, columns_are = 0xffffffffu;
 #pragma unroll
-    for (const uint32_t of_rows : given_rows) all &= of_rows;
-    return all == 0xffffffffu;
+    for (const uint32_t of_rows : given_rows) rows_are &= of_rows;
+#pragma unroll
+    for (const uint32_t of_columns : given_columns) columns_are &= of_columns;
+    return rows_are == 0xffffffffu || columns_are == 0xffffffffu;
   }
 
   // The worst fate of all threads' results. They meet between the two.
@@ -123,77 +116,31 @@ struct TileScales {
  private:
   static constexpr int64_t kMostDepth = int64_t{1} << 24;  // see kLeastExponent
 
-  __device__ static __forceinline__ uint32_t keep(float& undo, uint64_t scale) {
+  __device__ static __forceinline__ uint32_t keep(float& undo, uint16_t& doubt, uint64_t scale,
+                                                  bool exists) {
     undo = power_of_2(-static_cast<int32_t>(scale));
-    return static_cast<uint32_t>(scale >> 32);
+    doubt = exists ? static_cast<uint16_t>(scale >> 48) : uint16_t{0};
+    return static_cast<uint32_t>(scale >> 32) & 0xffffu;
   }
 };
 
-// A tile whose rows or columns are not all plain, by kThreads threads: each has a column and looks
-// at some rows at a time, so that loads are coalesced and under way together, and code is short,
-// which where it is rare is fetched from memory first.
+// Whether only the chain can tell some result of a tile at (i, j) of g, as far as one of kThreads
+// threads sees: each has a column.
 template <int kThreads, int kRows, int kColumns>
-struct PairLoop {
-  static constexpr int kStep = kThreads / kColumns, kChunk = 8, kAtOnce = kChunk / kStep;
-  static_assert(kThreads % kColumns == 0 && kRows % kChunk == 0);
-  const Gemm& g;  // of one matrix of the batch, as the scales
-  const RowScale *rows, *columns;
-  int64_t i, j;  // of the tile
-  int thread;
-
-  __device__ __forceinline__ bool some_need_chains() const {
-    const int64_t column = j + thread % kColumns;
-    if (column >= g.n) return false;
-    const RowScale b = columns[column];
-    bool some = false;
+__device__ __forceinline__ bool some_need_chains(const Gemm& g, const RowScale* rows,
+                                                 const RowScale* columns, int64_t i, int64_t j,
+                                                 int thread) {
+  static_assert(kThreads % kColumns == 0);
+  constexpr int kStep = kThreads / kColumns;
+  const int64_t column = j + thread % kColumns;
+  if (column >= g.n) return false;
+  const RowScale b = columns[column];
+  bool some = false;
 #pragma unroll 4
-    for (int64_t r = i + thread / kColumns; r < min_of(i + kRows, g.m); r += kStep)
-      some |= needs_chain(rows[r], b);
-    return some;
-  }
-
-  // Products that FP32 elements give themselves: of a row with one element but zeros, whose results
-  // are single products, exact but for their rounding; an infinity, which all finite products leave
-  // as it is; a NaN. `given_rows`: TileScales.
-  __device__ __forceinline__ void store_given(const uint32_t (&given_rows)[kRows / 32]) const {
-    const int64_t column = min_of(j + thread % kColumns, g.n - 1);
-    const RowScale b = columns[column];
-    const bool of_column = b.flags & kGivenFlags;
-    const bool some_columns = __any_sync(0xffffffffu, of_column);
-#pragma unroll 1
-    for (int first = 0; first < kRows; first += kChunk) {
-      if (!some_columns && !(given_rows[first / 32] >> first % 32 & ((1u << kChunk) - 1))) continue;
-      RowScale a[kAtOnce];
-      float x[kAtOnce], y[kAtOnce];
-      const int64_t r = i + first + thread / kColumns;
-#pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) a[e] = rows[min_of(r + e * kStep, g.m - 1)];
-#pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) {
-        const bool a_has = a[e].flags & (kSingle | kInfinite);
-        const bool of_a = a[e].flags & kInfinite ? true : b.flags & kInfinite ? false : a_has;
-        const bool has = a_has || (b.flags & (kSingle | kInfinite));
-        const int64_t at = has ? (of_a ? a[e].at : b.at) : 0;
-        x[e] = g.a(min_of(r + e * kStep, g.m - 1), at);
-        y[e] = g.b(at, column);
-      }
-#pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) {
-        const uint32_t any = a[e].flags | b.flags;
-        const int64_t row = r + e * kStep;
-        if (!(any & kGivenFlags) || row >= g.m || j + thread % kColumns >= g.n) continue;
-        float z = fmaf(x[e], y[e], 0.f);
-        if (g.k > 1) z += 0.f;  // a product of -0 is followed, or led, by others of 0
-        if (any & (kNan | kInfinite)) [[unlikely]] {
-          if (any & kNan) z = std::numeric_limits<float>::quiet_NaN();
-          else if ((a[e].flags & b.flags & kInfinite) && a[e].at != b.at)
-            z += g.a(row, b.at) * g.b(b.at, column);
-        }
-        g.store(row, column, z);
-      }
-    }
-  }
-};
+  for (int64_t r = i + thread / kColumns; r < min_of(i + kRows, g.m); r += kStep)
+    some |= needs_chain(rows[r], b);
+  return some;
+}
 
 // How tensor cores hold a tile of D: a thread has, of rows i and i + 8, pairs of neighbours 8
 // columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are certified,
@@ -206,29 +153,28 @@ struct EmulatedEpilogue {
   const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on
   uint32_t flags;  // TileScales::flags
 
-  // Whether some result of the thread's is not certain. The words of TileScales with its first row
-  // and from its first columns on.
+  // Whether some result of the thread's is not certain. TileScales from its first row and its first
+  // column on.
   __device__ __forceinline__ bool uncertain(const float (&acc)[4 * kPairs],
-                                            const uint32_t* row_doubts,
-                                            const uint32_t* column_doubts) const {
-    const auto half = [](uint32_t two, int number) {
-      return doubt_of(S, static_cast<uint16_t>(two >> 16 * number));
-    };
-    const int odd = static_cast<int>(i % 2);
-    const Doubt row[2] = {half(row_doubts[0], odd), half(row_doubts[4], odd)};
+                                            const uint16_t* row_doubts,
+                                            const uint16_t* column_doubts) const {
+    const Doubt row[2] = {doubt_of(S, row_doubts[0]), doubt_of(S, row_doubts[8])};
     bool some = false;
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
-      const uint32_t two = column_doubts[4 * p];
+      const uint32_t two = *reinterpret_cast<const uint32_t*>(column_doubts + 8 * p);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) some |= !is_certain(row[e / 2], half(two, e % 2), acc[4 * p + e]);
+      for (int e = 0; e < 4; ++e)
+        some |= !is_certain(row[e / 2], doubt_of(S, static_cast<uint16_t>(two >> e % 2 * 16)),
+                            acc[4 * p + e]);
     }
     return some;
   }
 
-  // Those that are not given.
+  // Those that are not given, and those too where nobody reads what they overwrite: given.h
+  // follows.
   __device__ __forceinline__ void store(const float (&acc)[4 * kPairs]) const {
-    if (flags & ~uint32_t{kLossy}) [[unlikely]]
+    if (flags & ~uint32_t{kLossy} && (g.beta != 0.f || flags & (kFar | kInfinities))) [[unlikely]]
       return store_some(acc);
     const bool whole = i + 8 < g.m && j + 8 * kPairs - 7 < g.n;
     const bool in_pairs =

@@ -138,7 +138,7 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup, tx = lane % 4 * 2;
   const int row = thread / 32 * 16 + lane / 4;
   named_barrier(1 + group, kWarpgroup);  // all have read the scales of the tile before
-  scales.put(share, g.k, thread);
+  scales.put(share, g.k, g.m - o.i - group * 64, g.n - o.j, thread);
   named_barrier(1 + group, kWarpgroup);
   const EmulatedEpilogue<S, T.BN / 8> epilogue{
       .g = g,
@@ -149,22 +149,16 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
       .undo_rows = scales.rows + row,
       .undo_columns = scales.columns + tx,
       .flags = scales.flags()};
-  const PairLoop<kWarpgroup, 64, T.BN> pairs{.g = g,
-                                             .rows = epilogue.rows,
-                                             .columns = epilogue.columns,
-                                             .i = o.i + group * 64,
-                                             .j = o.j,
-                                             .thread = thread};
   const uint32_t flags = epilogue.flags;
-  Fate worst = Fate::stands;
+  Fate worst = flags & kGivenFlags ? Fate::given : Fate::stands;
   if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
-    if (flags & kLossy) {
-      scales.put_doubts(g, epilogue.rows, epilogue.columns, pairs.i, pairs.j, thread);
-      named_barrier(1 + group, kWarpgroup);
-      if (epilogue.uncertain(acc, scales.row_doubts + row / 2, scales.column_doubts + tx / 2))
-        worst = Fate::recomputed;
-    }
-    if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
+    if ((flags & kLossy) &&
+        epilogue.uncertain(acc, scales.row_doubts + row, scales.column_doubts + tx))
+      worst = Fate::recomputed;
+    if ((flags & (kFar | kInfinities)) &&
+        some_need_chains<kWarpgroup, 64, T.BN>(g, epilogue.rows, epilogue.columns, o.i + group * 64,
+                                               o.j, thread))
+      worst = Fate::chained;
     scales.vote(worst, thread);
     named_barrier(1 + group, kWarpgroup);
     worst = scales.worst();
@@ -173,8 +167,6 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
   if (worst >= Fate::recomputed) return;
   if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
     epilogue.store(acc);
-  if (flags & kGivenFlags) [[unlikely]]
-    pairs.store_given(scales.given_rows);
 }
 
 // Leaves the sums of `group` of a block for the owner of their tile, which is block `owner`.
@@ -326,16 +318,17 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
 }
 
 // Where sums are handed over, flags first among the words that the decomposition clears, and what
-// is made anew: in a workspace of which the decomposition has the first `used` bytes.
+// is made anew: in the workspace, behind what `plan` has of it.
 struct WgmmaRoom : RecomputePlan {
   uint32_t* flags = nullptr;
 };
-inline WgmmaRoom plan_room(const Tile& t, const Gemm& g, size_t used, const Context& context) {
+inline WgmmaRoom plan_room(const Tile& t, const Gemm& g, const DecomposePlan& plan,
+                           const Context& context) {
   const int64_t clusters = std::max(1, context.device.sm_count / t.cluster);
   const int64_t room =
       t.cluster * stream_k_room(tile_count(g, t.BM * t.cluster, t.BN) * g.batch,
                                 std::max<int64_t>(1, ceil_div(g.k, kSliceK)), clusters);
-  WgmmaRoom r{plan_recompute(g, t.BN, used, static_cast<size_t>(room * t.BM * t.BN) * sizeof(float),
+  WgmmaRoom r{plan_recompute(g, plan, t.BN, static_cast<size_t>(room * t.BM * t.BN) * sizeof(float),
                              static_cast<int>(room * t.BM / 64), context)};
   r.flags = r.clear.words;
   return r;
@@ -382,7 +375,7 @@ void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& roo
 template <EmulationScheme S, int kDecomposeCluster, Tile T>
 void run_wgmma(const Gemm& g, const Context& context) {
   const DecomposePlan plan = plan_decompose(g, S.limbs, context.workspace, context.packed_b);
-  const WgmmaRoom room = plan_room(T, g, plan.bytes, context);
+  const WgmmaRoom room = plan_room(T, g, plan, context);
   decompose<S, kDecomposeCluster>(g, plan, context, room.clear);
   launch_wgmma<S, T>(g, plan, room, context);
   launch_recompute<T.BN>(room.job, context);
@@ -391,8 +384,7 @@ void run_wgmma(const Gemm& g, const Context& context) {
 // Bytes for it.
 inline size_t wgmma_workspace(EmulationScheme s, const Tile& t, const Gemm& g,
                               const Context& context) {
-  return plan_room(t, g, plan_decompose(g, s.limbs, nullptr, context.packed_b).bytes, context)
-      .bytes;
+  return plan_room(t, g, plan_decompose(g, s.limbs, nullptr, context.packed_b), context).bytes;
 }
 
 // Coordinates of TMA are 32-bit numbers.

@@ -1,13 +1,14 @@
-// What limbs could not give, made anew by FP32 operations: units of D whose results are not all
-// certified are marked in a map on the device, and one launch behind the product, mostly idle,
-// works the map off. Its order does not reach the bits: which units are marked depends on the
-// operands alone, and where K is cut on how many they are.
+// What limbs could not give, by FP32 operations: units of D whose results are not all certified, or
+// of which single elements give some, are marked in a map on the device, and one launch behind the
+// product, mostly idle, works the map off. Its order does not reach the bits: which units are
+// marked depends on the operands alone, and where K is cut on how many they are.
 #pragma once
 
 #include "xgemm/core/workspace.h"
 #include "xgemm/device/launch.h"
 #include "xgemm/emulation/certificate.h"
 #include "xgemm/emulation/decompose.h"
+#include "xgemm/emulation/given.h"
 #include "xgemm/mainloop/multistage.h"
 
 namespace xgemm {
@@ -17,7 +18,7 @@ constexpr int kUnitRows = 64;  // of D; a unit has 64 or 128 columns
 // The map: a Fate for each unit, written by whoever has computed it.
 struct RecomputeMap {
   uint32_t* fates = nullptr;
-  uint32_t* any = nullptr;  // whether some unit is to be made anew; found zero
+  uint32_t* any = nullptr;  // whether some unit does not stand; found zero
   int64_t units_m = 0, units_n = 0, units = 0;  // of a matrix, down and across; of all
 
   // By one thread, of the unit at (i, j) of matrix z, if there is one.
@@ -25,13 +26,14 @@ struct RecomputeMap {
                                        Fate worst) const {
     if (i >= g.m) return;
     fates[(z * units_m + i / kUnitRows) * units_n + j / columns] = static_cast<uint32_t>(worst);
-    if (worst >= Fate::recomputed) atomic_max(any, 1);
+    if (worst != Fate::stands) atomic_max(any, 1);
   }
 };
 
 struct RecomputeJob {
   Gemm g;
   RecomputeMap map;
+  Limbs a, b;  // of which the scales are read
   uint32_t slots = 0;  // room for so many sums of a slice of K
   float* sums = nullptr;  // [slot][element / 4][thread][4]
   uint32_t* come = nullptr;  // by unit: how many slices of K have come; found zero
@@ -51,16 +53,18 @@ constexpr Tile recompute_tile() {
 template <int kColumns>
 constexpr Tile kRecomputeTile = recompute_tile<kColumns>();
 
-// The units to be made anew, as a block counts them: each thread has a run of the map.
+// The units that do not stand, as a block counts them by their fate: each thread has a run of the
+// map.
+constexpr int kMarkedFates = 3;  // given, recomputed, chained
 template <int kThreads>
 struct MarkedUnits {
-  uint32_t recomputed[kThreads], chained[kThreads];  // in each thread's run
+  uint32_t counts[kMarkedFates][kThreads];  // in each thread's run
   uint32_t found;
 };
 // What a thread knows of them: how many there are before its run, in it, and in all.
 template <int kThreads>
 struct UnitCounts {
-  uint32_t before[2] = {}, own[2] = {}, all[2] = {};  // recomputed, chained
+  uint32_t before[kMarkedFates] = {}, own[kMarkedFates] = {}, all[kMarkedFates] = {};
 
   __device__ static __forceinline__ int64_t run_of(const RecomputeMap& map) {
     return ceil_div(map.units, kThreads);
@@ -68,44 +72,56 @@ struct UnitCounts {
   __device__ __forceinline__ UnitCounts(MarkedUnits<kThreads>& marked, const RecomputeMap& map) {
     const int64_t first = threadIdx.x * run_of(map);
     for (int64_t u = first; u < min_of(first + run_of(map), map.units); ++u) {
-      own[0] += map.fates[u] == static_cast<uint32_t>(Fate::recomputed);
-      own[1] += map.fates[u] == static_cast<uint32_t>(Fate::chained);
-    }
-    marked.recomputed[threadIdx.x] = own[0], marked.chained[threadIdx.x] = own[1];
-    __syncthreads();
-    for (unsigned t = 0; t < kThreads; ++t) {
-      const uint32_t count[2] = {marked.recomputed[t], marked.chained[t]};
+      const uint32_t fate = map.fates[u];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (t < threadIdx.x) before[i] += count[i];
-        all[i] += count[i];
-      }
+      for (int i = 0; i < kMarkedFates; ++i) own[i] += fate == static_cast<uint32_t>(i + 1);
     }
+#pragma unroll
+    for (int i = 0; i < kMarkedFates; ++i) marked.counts[i][threadIdx.x] = own[i];
+    __syncthreads();
+    for (unsigned t = 0; t < kThreads; ++t)
+#pragma unroll
+      for (int i = 0; i < kMarkedFates; ++i) {
+        const uint32_t count = marked.counts[i][t];
+        if (t < threadIdx.x) before[i] += count;
+        all[i] += count;
+      }
   }
+  __device__ __forceinline__ uint32_t all_of(Fate fate) const { return pick(all, fate); }
+
   // Number `ordinal` of a fate, by all threads.
   __device__ __forceinline__ int64_t find(MarkedUnits<kThreads>& marked, const RecomputeMap& map,
                                           Fate fate, uint32_t ordinal) const {
-    const bool of_chained = fate == Fate::chained;
-    uint32_t number = of_chained ? before[1] : before[0];
-    if (number <= ordinal && ordinal < number + (of_chained ? own[1] : own[0])) {
+    uint32_t number = pick(before, fate);
+    if (number <= ordinal && ordinal < number + pick(own, fate)) {
       int64_t u = threadIdx.x * run_of(map);
       for (;; ++u)
         if (map.fates[u] == static_cast<uint32_t>(fate) && number++ == ordinal) break;
       marked.found = static_cast<uint32_t>(u);
     }
-    __syncthreads();  // nor does anybody read the ring, or the number before, any more
+    __syncthreads();  // nor does anybody read shared memory, or the number before, any more
     return marked.found;
+  }
+
+ private:
+  // No index is dynamic.
+  __device__ static __forceinline__ uint32_t pick(const uint32_t (&of)[kMarkedFates], Fate fate) {
+    return fate == Fate::given ? of[0] : fate == Fate::recomputed ? of[1] : of[2];
   }
 };
 
 template <int kColumns>
 struct RecomputeShared {
-  Ring<kRecomputeTile<kColumns>> ring;
+  union {
+    Ring<kRecomputeTile<kColumns>> ring;
+    GivenUnit<kRecomputeTile<kColumns>.threads(), kUnitRows, kColumns> given;
+  };
   MarkedUnits<kRecomputeTile<kColumns>.threads()> marked;
 };
 
-// Blocks take item after item: a unit, or, where there are fewer units than blocks, a slice of K of
-// one. A unit whose sum may overflow on its way is one chain, as the strict stages make it.
+// Blocks take item after item: a unit, or, where there are fewer to be made anew than blocks, a
+// slice of K of one. A unit whose sum may overflow on its way is one chain, as the strict stages
+// make it. Those that are given come last.
 template <int kColumns, bool kA, bool kB>
 __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
                                   kRecomputeTile<kColumns>.min_blocks)
@@ -116,7 +132,8 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
   if (*job.map.any == 0) return;
   XGEMM_SHARED_DYNAMIC(shared, RecomputeShared<kColumns>);
   const UnitCounts<kThreads> counts(shared.marked, job.map);
-  const uint32_t recomputed = counts.all[0], chained = counts.all[1];
+  const uint32_t recomputed = counts.all_of(Fate::recomputed);
+  const uint32_t chained = counts.all_of(Fate::chained);
   if (job.counter && blockIdx.x == 0 && threadIdx.x == 0)
     atomic_add(job.counter, chained + recomputed);
   // Split-K: so many slices that each has a block and a slot.
@@ -125,18 +142,28 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
     splits = static_cast<uint32_t>(
         min_of((job.slots - chained) / recomputed, ceil_div(job.g.k, kLeastRecomputeSplit)));
   const int64_t length = ceil_div(ceil_div(job.g.k, splits), T.BK) * T.BK;
-  const uint32_t items = chained + recomputed * splits;
+  const uint32_t anew = chained + recomputed * splits, items = anew + counts.all_of(Fate::given);
 #pragma unroll 1
   for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     const bool alone = item < chained || splits == 1;
-    const uint32_t ordinal = item < chained ? item : (item - chained) / splits;
+    const Fate fate = item < chained ? Fate::chained : item < anew ? Fate::recomputed : Fate::given;
+    const uint32_t ordinal = item < chained ? item
+                             : item < anew  ? (item - chained) / splits
+                                            : item - anew;
     const uint32_t s = alone ? 0 : (item - chained) % splits;
-    const int64_t unit = counts.find(shared.marked, job.map,
-                                     item < chained ? Fate::chained : Fate::recomputed, ordinal);
+    const int64_t unit = counts.find(shared.marked, job.map, fate, ordinal);
     const int64_t in_matrix = unit % (job.map.units_m * job.map.units_n);
-    const Gemm g = job.g.at(unit / (job.map.units_m * job.map.units_n));
+    const int64_t z = unit / (job.map.units_m * job.map.units_n);
+    const Gemm g = job.g.at(z);
     const TileCoord o{in_matrix / job.map.units_n * kUnitRows,
                       in_matrix % job.map.units_n * kColumns};
+    if (fate == Fate::given) {
+      shared.given.find(g, job.a.scales + job.a.first_row(z), job.b.scales + job.b.first_row(z),
+                        o.i, o.j);
+      __syncthreads();
+      shared.given.store(g, o.i, o.j);
+      continue;
+    }
     const int64_t k0 = alone ? 0 : min_of(s * length, g.k);
     Gemm part = g;
     part.a.data += k0 * g.a.cs;
@@ -176,8 +203,8 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
   }
 }
 
-// Where the map and the sums lie in a workspace, of which `used` bytes are taken; words that the
-// split is to clear, `flags` of them somebody else's, lie together; `room` bytes of sums are there
+// Where the map and the sums lie in the workspace, behind the limbs; words that the decomposition
+// is to clear, `flags` of them somebody else's, lie together; `room` bytes of sums are there
 // anyway, for what has ended before.
 struct RecomputePlan {
   RecomputeJob job;
@@ -185,11 +212,12 @@ struct RecomputePlan {
   float* sums = nullptr;
   size_t bytes = 0;
 };
-inline RecomputePlan plan_recompute(const Gemm& g, int columns, size_t used, size_t room, int flags,
-                                    const Context& context) {
+inline RecomputePlan plan_recompute(const Gemm& g, const DecomposePlan& limbs, int columns,
+                                    size_t room, int flags, const Context& context) {
   RecomputePlan plan;
   RecomputeJob& job = plan.job;
   job.g = g;
+  job.a = limbs.a, job.b = limbs.b;
   job.counter = context.recomputed;
   job.map.units_m = ceil_div(g.m, kUnitRows), job.map.units_n = ceil_div(g.n, columns);
   job.map.units = job.map.units_m * job.map.units_n * g.batch;
@@ -198,7 +226,7 @@ inline RecomputePlan plan_recompute(const Gemm& g, int columns, size_t used, siz
   if (splits > 1)
     job.slots = static_cast<uint32_t>(
         std::min(blocks, job.map.units > blocks ? blocks : job.map.units * splits));
-  Layout all{context.workspace, used};
+  Layout all{context.workspace, limbs.bytes};
   const size_t of_slots = size_t{job.slots} * kUnitRows * static_cast<size_t>(columns) * 4;
   plan.sums = static_cast<float*>(all.place(std::max(room, of_slots)));
   job.sums = plan.sums;

@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   const RowScale *rows = job.a.scales + job.a.first_row(z),
                  *columns = job.b.scales + job.b.first_row(z);
   auto& scales = shared.scales;
-  scales.put(scales.fetch(g, rows, columns, o.i, o.j, threadIdx.x), g.k, threadIdx.x);
+  scales.put(scales.fetch(g, rows, columns, o.i, o.j, threadIdx.x), g.k, g.m - o.i, g.n - o.j,
+             threadIdx.x);
   __syncthreads();
   const int column = tx + lane % 4 * 2;
   const uint32_t flags = scales.flags();
@@ -63,42 +64,34 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
                                          .undo_columns = scales.columns + column,
                                          .flags = flags};
   };
-  const PairLoop<T.threads(), T.BM, T.BN> pairs{.g = g,
-                                                .rows = rows,
-                                                .columns = columns,
-                                                .i = o.i,
-                                                .j = o.j,
-                                                .thread = static_cast<int>(threadIdx.x)};
   // A tile's units are made anew together.
-  Fate worst = Fate::stands;
+  Fate worst = flags & kGivenFlags ? Fate::given : Fate::stands;
   if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
     if (flags & kLossy) {
-      scales.put_doubts(g, rows, columns, o.i, o.j, threadIdx.x);
-      __syncthreads();
 #pragma unroll
       for (int i = 0; i < T.WM / 16; ++i)
-        if (epilogue(i).uncertain(sum[i], scales.row_doubts + (ty + 16 * i + lane / 4) / 2,
-                                  scales.column_doubts + column / 2))
+        if (epilogue(i).uncertain(sum[i], scales.row_doubts + ty + 16 * i + lane / 4,
+                                  scales.column_doubts + column))
           worst = Fate::recomputed;
     }
-    if ((flags & (kFar | kInfinities)) && pairs.some_need_chains()) worst = Fate::chained;
+    if ((flags & (kFar | kInfinities)) &&
+        some_need_chains<T.threads(), T.BM, T.BN>(g, rows, columns, o.i, o.j, threadIdx.x))
+      worst = Fate::chained;
     scales.vote(worst, threadIdx.x);
     __syncthreads();
     worst = scales.worst();
   }
   if (threadIdx.x < T.BM / kUnitRows)
     job.map.mark(g, z, o.i + threadIdx.x * kUnitRows, o.j, T.BN, worst);
-  if (worst >= Fate::recomputed) return;
+  if (worst >= Fate::recomputed || ((flags & kGivenFlags) && scales.all_given())) return;
 #pragma unroll
   for (int i = 0; i < T.WM / 16; ++i) epilogue(i).store(sum[i]);
-  if (flags & kGivenFlags) [[unlikely]]
-    pairs.store_given(scales.given_rows);
 }
 
 constexpr int kCluster = 1;  // of the decomposition: sm_80 has none
 
 RecomputePlan plan_room(const Gemm& g, const DecomposePlan& plan, const Context& context) {
-  return plan_recompute(g, kTiles[context.row].BN, plan.bytes, 0, 0, context);
+  return plan_recompute(g, plan, kTiles[context.row].BN, 0, 0, context);
 }
 
 size_t workspace(const Gemm& g, const Context& context) {

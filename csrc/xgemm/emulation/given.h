@@ -1,0 +1,125 @@
+// Results that FP32 elements give themselves, limbs or not: of a row of A, or a column of B, with
+// one element but zeros they are single products, exact but for their rounding; an infinity is left
+// by all finite products as it is; a NaN by all.
+#pragma once
+
+#include <limits>
+
+#include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/ptx/base.h"
+#include "xgemm/emulation/certificate.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+// The element that gives a row's results.
+struct GivenBy {
+  static constexpr uint32_t kNone = 0xffffffffu;  // as `at`: the row is not given
+  uint32_t at;  // its place along k
+  float x;
+
+  __device__ __forceinline__ bool given() const { return at != kNone; }
+  __device__ __forceinline__ bool finite() const {
+    return fabsf(x) <= std::numeric_limits<float>::max();
+  }
+};
+static_assert(kMostDecomposed < GivenBy::kNone);
+
+// A unit of D, by kThreads threads.
+template <int kThreads, int kRows, int kColumns>
+struct GivenUnit {
+  GivenBy rows[kRows], columns[kColumns];  // in shared memory
+
+  // Of the unit at (i, j) of g: one matrix of a batch, as the scales. The threads meet between the
+  // two.
+  __device__ __forceinline__ void find(const Gemm& g, const RowScale* row_scales,
+                                       const RowScale* column_scales, int64_t i, int64_t j) {
+#pragma unroll 1
+    for (int r = threadIdx.x; r < kRows; r += kThreads) {
+      const int64_t row = min_of(i + r, g.m - 1);
+      rows[r] = given_by(row_scales[row], g.a.ptr(row, 0), g.a.cs);
+    }
+#pragma unroll 1
+    for (int c = threadIdx.x; c < kColumns; c += kThreads) {
+      const int64_t column = min_of(j + c, g.n - 1);
+      columns[c] = given_by(column_scales[column], g.b.ptr(0, column), g.b.rs);
+    }
+  }
+
+  // Through the epilogue. A warp has 4 rows by 32 columns at a time, so that rows of D are stored
+  // line by line and columns of A that lie so are read by halves of sectors; a thread asks for
+  // kAtOnce rows' elements before it stores any.
+  __device__ __forceinline__ void store(const Gemm& g, int64_t i, int64_t j) const {
+    constexpr int kAcross = kColumns / 32, kStep = 4 * (kThreads / 32 / kAcross), kAtOnce = 4;
+    static_assert(kThreads / 32 % kAcross == 0 && kRows % (kStep * kAtOnce) == 0);
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int column = warp % kAcross * 32 + lane % 8 * 4;
+    const int64_t j0 = j + column;
+    const int width = static_cast<int>(min_of(g.n - j0, 4));
+    GivenBy by_column[4];
+    bool some_columns = false;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      by_column[w] = columns[column + w];
+      some_columns |= by_column[w].given();
+    }
+#pragma unroll 1
+    for (int first = warp / kAcross * 4 + lane / 8; first < kRows; first += kStep * kAtOnce) {
+      float z[kAtOnce][4];  // at first the other factor
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const GivenBy by_row = rows[first + n * kStep];
+        const int64_t r = i + first + n * kStep;
+        if ((!some_columns && !by_row.given()) || r >= g.m) continue;
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const bool of_row = is_of_row(by_row, by_column[w]);
+          if (w < width && (of_row || by_column[w].given()))
+            z[n][w] = of_row ? g.b(by_row.at, j0 + w) : g.a(r, by_column[w].at);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const GivenBy by_row = rows[first + n * kStep];
+        const int64_t r = i + first + n * kStep;
+        if ((!some_columns && !by_row.given()) || r >= g.m) continue;
+        bool all = width == 4;
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const bool of_row = is_of_row(by_row, by_column[w]);
+          all &= of_row || by_column[w].given();
+          if (w >= width || !(of_row || by_column[w].given())) continue;
+          z[n][w] = fmaf(of_row ? by_row.x : by_column[w].x, z[n][w], 0.f);
+          if (g.k > 1) z[n][w] += 0.f;  // a product of -0 is followed, or led, by others of 0
+          if (of_row && !by_column[w].finite() && by_column[w].at != by_row.at) [[unlikely]]
+            z[n][w] += g.a(r, by_column[w].at) * by_column[w].x;
+        }
+        if (all) {
+          store_row4(g, r, j0, z[n]);
+        } else {
+#pragma unroll
+          for (int w = 0; w < 4; ++w)
+            if (w < width && (by_row.given() || by_column[w].given())) g.store(r, j0 + w, z[n][w]);
+        }
+      }
+    }
+  }
+
+ private:
+  // A row's own, whose elements begin at p. A NaN stands for all that it makes of a row, wherever
+  // in it: any of the others times it, or plus it, is one.
+  __device__ static __forceinline__ GivenBy given_by(const RowScale& s, const float* p,
+                                                     int64_t step) {
+    if (!(s.flags & kGivenFlags)) return {GivenBy::kNone, 0.f};
+    if (s.flags & kNan) return {0, std::numeric_limits<float>::quiet_NaN()};
+    return {s.at, p[s.at * step]};
+  }
+
+  // Whether the row gives a result, and not the column: what is not finite goes before what is.
+  __device__ static __forceinline__ bool is_of_row(const GivenBy& row, const GivenBy& column) {
+    return row.given() && (!row.finite() || column.finite());
+  }
+};
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm
