@@ -48,20 +48,22 @@ struct GivenUnit {
 
   // Through the epilogue. A warp has 4 rows by 32 columns at a time, so that rows of D are stored
   // line by line and columns of A that lie so are read by halves of sectors; a thread asks for
-  // kAtOnce rows' elements before it stores any.
+  // kAtOnce rows' elements before it stores any. Code is short: where it is rare it is fetched from
+  // memory first.
   __device__ __forceinline__ void store(const Gemm& g, int64_t i, int64_t j) const {
-    constexpr int kAcross = kColumns / 32, kStep = 4 * (kThreads / 32 / kAcross), kAtOnce = 4;
+    constexpr int kAcross = kColumns / 32, kStep = 4 * (kThreads / 32 / kAcross), kAtOnce = 2;
     static_assert(kThreads / 32 % kAcross == 0 && kRows % (kStep * kAtOnce) == 0);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int column = warp % kAcross * 32 + lane % 8 * 4;
     const int64_t j0 = j + column;
     const int width = static_cast<int>(min_of(g.n - j0, 4));
+    const bool whole = width == 4 && g.d.wide() && g.beta == 0.f && g.act == Act::none;
     GivenBy by_column[4];
-    bool some_columns = false;
+    uint32_t of_columns = 0;  // a bit each
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       by_column[w] = columns[column + w];
-      some_columns |= by_column[w].given();
+      of_columns |= static_cast<uint32_t>(by_column[w].given()) << w;
     }
 #pragma unroll 1
     for (int first = warp / kAcross * 4 + lane / 8; first < kRows; first += kStep * kAtOnce) {
@@ -69,37 +71,42 @@ struct GivenUnit {
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const GivenBy by_row = rows[first + n * kStep];
-        const int64_t r = i + first + n * kStep;
-        if ((!some_columns && !by_row.given()) || r >= g.m) continue;
+        const int64_t r = min_of(i + first + n * kStep, g.m - 1);
+        if (!by_row.given() && !of_columns) continue;
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const bool of_row = is_of_row(by_row, by_column[w]);
-          if (w < width && (of_row || by_column[w].given()))
-            z[n][w] = of_row ? g.b(by_row.at, j0 + w) : g.a(r, by_column[w].at);
+          const int64_t at = of_row ? by_row.at : by_column[w].at;
+          if (w < width && (of_row || of_columns >> w & 1))
+            z[n][w] = *(of_row ? g.b.ptr(at, j0 + w) : g.a.ptr(r, at));
         }
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const GivenBy by_row = rows[first + n * kStep];
         const int64_t r = i + first + n * kStep;
-        if ((!some_columns && !by_row.given()) || r >= g.m) continue;
-        bool all = width == 4;
+        if ((!by_row.given() && !of_columns) || r >= g.m) continue;
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const bool of_row = is_of_row(by_row, by_column[w]);
-          all &= of_row || by_column[w].given();
-          if (w >= width || !(of_row || by_column[w].given())) continue;
           z[n][w] = fmaf(of_row ? by_row.x : by_column[w].x, z[n][w], 0.f);
           if (g.k > 1) z[n][w] += 0.f;  // a product of -0 is followed, or led, by others of 0
           if (of_row && !by_column[w].finite() && by_column[w].at != by_row.at) [[unlikely]]
             z[n][w] += g.a(r, by_column[w].at) * by_column[w].x;
         }
-        if (all) {
-          store_row4(g, r, j0, z[n]);
-        } else {
-#pragma unroll
-          for (int w = 0; w < 4; ++w)
-            if (w < width && (by_row.given() || by_column[w].given())) g.store(r, j0 + w, z[n][w]);
+        if (whole && (by_row.given() || of_columns == 15)) {
+          float* const d = g.d.ptr(r, j0);
+          simt::expect_aligned(d, 16);
+          __stcg(reinterpret_cast<float4*>(d),
+                 make_float4(g.without_c(z[n][0]), g.without_c(z[n][1]), g.without_c(z[n][2]),
+                             g.without_c(z[n][3])));
+          continue;
+        }
+        // The four rotate, so that no index is dynamic.
+#pragma unroll 1
+        for (int w = 0; w < width; ++w) {
+          if (by_row.given() || of_columns >> w & 1) g.store(r, j0 + w, z[n][0]);
+          z[n][0] = z[n][1], z[n][1] = z[n][2], z[n][2] = z[n][3];
         }
       }
     }

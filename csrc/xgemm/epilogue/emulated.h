@@ -25,7 +25,7 @@ template <int kThreads, int kRows, int kColumns>
 struct TileScales {
   static_assert(kRows % 32 == 0);
   float rows[kRows], columns[kColumns];  // 2^-exponent
-  uint16_t row_doubts[kRows], column_doubts[kColumns];  // RowScale::doubt
+  alignas(4) uint16_t row_doubts[kRows], column_doubts[kColumns];  // RowScale::doubt
   uint32_t found[kThreads / 32];  // by warp: RangeFlags
   uint32_t given_rows[kRows / 32], given_columns[kColumns / 32];  // a bit each
   Fate fates[kThreads / 32];  // by warp: the worst
@@ -64,7 +64,7 @@ struct TileScales {
 #pragma unroll
     for (int n = 0; n < kRowsEach; ++n)
       if (const int r = thread + n * kThreads; r < kRows) {
-        const uint32_t of_row = keep(rows[r], row_doubts[r], share.rows[n], r < rows_left);
+        const uint32_t of_row = keep(rows[r], &row_doubts[r], share.rows[n], r < rows_left);
         const uint32_t given = __ballot_sync(0xffffffffu, of_row & kGivenFlags);
         if (thread % 32 == 0) given_rows[r / 32] = given;
         flags |= of_row;
@@ -73,7 +73,7 @@ struct TileScales {
     for (int n = 0; n < kColumnsEach; ++n)
       if (const int c = thread + n * kThreads; c < kColumns) {
         const uint32_t of_column =
-            keep(columns[c], column_doubts[c], share.columns[n], c < columns_left);
+            keep(columns[c], &column_doubts[c], share.columns[n], c < columns_left);
         const uint32_t given = __ballot_sync(0xffffffffu, of_column & kGivenFlags);
         if (thread % 32 == 0) given_columns[c / 32] = given;
         flags |= of_column;
@@ -116,10 +116,13 @@ struct TileScales {
  private:
   static constexpr int64_t kMostDepth = int64_t{1} << 24;  // see kLeastExponent
 
-  __device__ static __forceinline__ uint32_t keep(float& undo, uint16_t& doubt, uint64_t scale,
+  // Its flags. Two neighbours' doubts are one word, stored by the first.
+  __device__ static __forceinline__ uint32_t keep(float& undo, uint16_t* doubt, uint64_t scale,
                                                   bool exists) {
     undo = power_of_2(-static_cast<int32_t>(scale));
-    doubt = exists ? static_cast<uint16_t>(scale >> 48) : uint16_t{0};
+    const uint32_t own = exists ? static_cast<uint32_t>(scale >> 48) : 0u;
+    const uint32_t next = __shfl_xor_sync(0xffffffffu, own, 1);
+    if (threadIdx.x % 2 == 0) *reinterpret_cast<uint32_t*>(doubt) = own | next << 16;
     return static_cast<uint32_t>(scale >> 32) & 0xffffu;
   }
 };

@@ -18,15 +18,15 @@ constexpr int kUnitRows = 64;  // of D; a unit has 64 or 128 columns
 // The map: a Fate for each unit, written by whoever has computed it.
 struct RecomputeMap {
   uint32_t* fates = nullptr;
-  uint32_t* any = nullptr;  // whether some unit does not stand; found zero
+  uint32_t* worst = nullptr;  // of all units' fates; found zero
   int64_t units_m = 0, units_n = 0, units = 0;  // of a matrix, down and across; of all
 
   // By one thread, of the unit at (i, j) of matrix z, if there is one.
   __device__ __forceinline__ void mark(const Gemm& g, int64_t z, int64_t i, int64_t j, int columns,
-                                       Fate worst) const {
+                                       Fate fate) const {
     if (i >= g.m) return;
-    fates[(z * units_m + i / kUnitRows) * units_n + j / columns] = static_cast<uint32_t>(worst);
-    if (worst != Fate::stands) atomic_max(any, 1);
+    fates[(z * units_m + i / kUnitRows) * units_n + j / columns] = static_cast<uint32_t>(fate);
+    if (fate != Fate::stands) atomic_max(worst, static_cast<uint32_t>(fate));
   }
 };
 
@@ -53,18 +53,16 @@ constexpr Tile recompute_tile() {
 template <int kColumns>
 constexpr Tile kRecomputeTile = recompute_tile<kColumns>();
 
-// The units that do not stand, as a block counts them by their fate: each thread has a run of the
-// map.
-constexpr int kMarkedFates = 3;  // given, recomputed, chained
+// The units to be made anew, as a block counts them: each thread has a run of the map.
 template <int kThreads>
 struct MarkedUnits {
-  uint32_t counts[kMarkedFates][kThreads];  // in each thread's run
+  uint32_t recomputed[kThreads], chained[kThreads];  // in each thread's run
   uint32_t found;
 };
 // What a thread knows of them: how many there are before its run, in it, and in all.
 template <int kThreads>
 struct UnitCounts {
-  uint32_t before[kMarkedFates] = {}, own[kMarkedFates] = {}, all[kMarkedFates] = {};
+  uint32_t before[2] = {}, own[2] = {}, all[2] = {};  // recomputed, chained
 
   __device__ static __forceinline__ int64_t run_of(const RecomputeMap& map) {
     return ceil_div(map.units, kThreads);
@@ -72,41 +70,33 @@ struct UnitCounts {
   __device__ __forceinline__ UnitCounts(MarkedUnits<kThreads>& marked, const RecomputeMap& map) {
     const int64_t first = threadIdx.x * run_of(map);
     for (int64_t u = first; u < min_of(first + run_of(map), map.units); ++u) {
-      const uint32_t fate = map.fates[u];
-#pragma unroll
-      for (int i = 0; i < kMarkedFates; ++i) own[i] += fate == static_cast<uint32_t>(i + 1);
+      own[0] += map.fates[u] == static_cast<uint32_t>(Fate::recomputed);
+      own[1] += map.fates[u] == static_cast<uint32_t>(Fate::chained);
     }
-#pragma unroll
-    for (int i = 0; i < kMarkedFates; ++i) marked.counts[i][threadIdx.x] = own[i];
+    marked.recomputed[threadIdx.x] = own[0], marked.chained[threadIdx.x] = own[1];
     __syncthreads();
-    for (unsigned t = 0; t < kThreads; ++t)
+    for (unsigned t = 0; t < kThreads; ++t) {
+      const uint32_t count[2] = {marked.recomputed[t], marked.chained[t]};
 #pragma unroll
-      for (int i = 0; i < kMarkedFates; ++i) {
-        const uint32_t count = marked.counts[i][t];
-        if (t < threadIdx.x) before[i] += count;
-        all[i] += count;
+      for (int i = 0; i < 2; ++i) {
+        if (t < threadIdx.x) before[i] += count[i];
+        all[i] += count[i];
       }
+    }
   }
-  __device__ __forceinline__ uint32_t all_of(Fate fate) const { return pick(all, fate); }
-
   // Number `ordinal` of a fate, by all threads.
   __device__ __forceinline__ int64_t find(MarkedUnits<kThreads>& marked, const RecomputeMap& map,
                                           Fate fate, uint32_t ordinal) const {
-    uint32_t number = pick(before, fate);
-    if (number <= ordinal && ordinal < number + pick(own, fate)) {
+    const bool of_chained = fate == Fate::chained;
+    uint32_t number = of_chained ? before[1] : before[0];
+    if (number <= ordinal && ordinal < number + (of_chained ? own[1] : own[0])) {
       int64_t u = threadIdx.x * run_of(map);
       for (;; ++u)
         if (map.fates[u] == static_cast<uint32_t>(fate) && number++ == ordinal) break;
       marked.found = static_cast<uint32_t>(u);
     }
-    __syncthreads();  // nor does anybody read shared memory, or the number before, any more
+    __syncthreads();  // nor does anybody read the ring, or the number before, any more
     return marked.found;
-  }
-
- private:
-  // No index is dynamic.
-  __device__ static __forceinline__ uint32_t pick(const uint32_t (&of)[kMarkedFates], Fate fate) {
-    return fate == Fate::given ? of[0] : fate == Fate::recomputed ? of[1] : of[2];
   }
 };
 
@@ -121,7 +111,7 @@ struct RecomputeShared {
 
 // Blocks take item after item: a unit, or, where there are fewer to be made anew than blocks, a
 // slice of K of one. A unit whose sum may overflow on its way is one chain, as the strict stages
-// make it. Those that are given come last.
+// make it. Before, each has every gridDim.x'th unit of those that are given.
 template <int kColumns, bool kA, bool kB>
 __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
                                   kRecomputeTile<kColumns>.min_blocks)
@@ -129,11 +119,29 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
   constexpr Tile T = kRecomputeTile<kColumns>;
   constexpr int kThreads = T.threads(), kSums = T.TM * T.TN;
   take_turn();
-  if (*job.map.any == 0) return;
+  if (*job.map.worst == 0) return;
   XGEMM_SHARED_DYNAMIC(shared, RecomputeShared<kColumns>);
+  const auto place_of = [&](int64_t unit, int64_t& z) {
+    const int64_t in_matrix = unit % (job.map.units_m * job.map.units_n);
+    z = unit / (job.map.units_m * job.map.units_n);
+    return TileCoord{in_matrix / job.map.units_n * kUnitRows,
+                     in_matrix % job.map.units_n * kColumns};
+  };
+#pragma unroll 1
+  for (int64_t unit = blockIdx.x; unit < job.map.units; unit += gridDim.x) {
+    if (job.map.fates[unit] != static_cast<uint32_t>(Fate::given)) continue;
+    int64_t z;
+    const TileCoord o = place_of(unit, z);
+    const Gemm g = job.g.at(z);
+    __syncthreads();  // all have stored the unit before
+    shared.given.find(g, job.a.scales + job.a.first_row(z), job.b.scales + job.b.first_row(z), o.i,
+                      o.j);
+    __syncthreads();
+    shared.given.store(g, o.i, o.j);
+  }
+  if (*job.map.worst == static_cast<uint32_t>(Fate::given)) return;
   const UnitCounts<kThreads> counts(shared.marked, job.map);
-  const uint32_t recomputed = counts.all_of(Fate::recomputed);
-  const uint32_t chained = counts.all_of(Fate::chained);
+  const uint32_t recomputed = counts.all[0], chained = counts.all[1];
   if (job.counter && blockIdx.x == 0 && threadIdx.x == 0)
     atomic_add(job.counter, chained + recomputed);
   // Split-K: so many slices that each has a block and a slot.
@@ -142,28 +150,18 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
     splits = static_cast<uint32_t>(
         min_of((job.slots - chained) / recomputed, ceil_div(job.g.k, kLeastRecomputeSplit)));
   const int64_t length = ceil_div(ceil_div(job.g.k, splits), T.BK) * T.BK;
-  const uint32_t anew = chained + recomputed * splits, items = anew + counts.all_of(Fate::given);
+  const uint32_t items = chained + recomputed * splits;
 #pragma unroll 1
   for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     const bool alone = item < chained || splits == 1;
-    const Fate fate = item < chained ? Fate::chained : item < anew ? Fate::recomputed : Fate::given;
-    const uint32_t ordinal = item < chained ? item
-                             : item < anew  ? (item - chained) / splits
-                                            : item - anew;
+    const uint32_t ordinal = item < chained ? item : (item - chained) / splits;
     const uint32_t s = alone ? 0 : (item - chained) % splits;
-    const int64_t unit = counts.find(shared.marked, job.map, fate, ordinal);
-    const int64_t in_matrix = unit % (job.map.units_m * job.map.units_n);
-    const int64_t z = unit / (job.map.units_m * job.map.units_n);
+    int64_t z;
+    const TileCoord o =
+        place_of(counts.find(shared.marked, job.map,
+                             item < chained ? Fate::chained : Fate::recomputed, ordinal),
+                 z);
     const Gemm g = job.g.at(z);
-    const TileCoord o{in_matrix / job.map.units_n * kUnitRows,
-                      in_matrix % job.map.units_n * kColumns};
-    if (fate == Fate::given) {
-      shared.given.find(g, job.a.scales + job.a.first_row(z), job.b.scales + job.b.first_row(z),
-                        o.i, o.j);
-      __syncthreads();
-      shared.given.store(g, o.i, o.j);
-      continue;
-    }
     const int64_t k0 = alone ? 0 : min_of(s * length, g.k);
     Gemm part = g;
     part.a.data += k0 * g.a.cs;
@@ -233,8 +231,8 @@ inline RecomputePlan plan_recompute(const Gemm& g, const DecomposePlan& limbs, i
   plan.clear.count = flags + 1 + static_cast<int>(job.slots);
   plan.clear.words =
       static_cast<uint32_t*>(all.place(static_cast<size_t>(plan.clear.count) * sizeof(uint32_t)));
-  job.map.any = plan.clear.words + flags;
-  job.come = job.map.any + 1;
+  job.map.worst = plan.clear.words + flags;
+  job.come = job.map.worst + 1;
   job.map.fates = static_cast<uint32_t*>(
       all.place(times(static_cast<size_t>(job.map.units), sizeof(uint32_t))));
   plan.bytes = all.bytes;
