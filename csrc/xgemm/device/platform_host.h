@@ -261,6 +261,8 @@ unsigned reduce_as(unsigned mask, unsigned value, const Combine& combine, xgemm:
     value = combine(value, __shfl_xor_sync(mask, value, lanes, 32, at));
   return value;
 }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value,
                                   xgemm::simt::Site at = xgemm::simt::here()) {
   return reduce_as(mask, value, [](unsigned a, unsigned b) { return a + b; }, at);

@@ -62,10 +62,11 @@ constexpr uint32_t kGivenFlags = kSingle | kInfinite | kNan;
 constexpr int kLeastExponent = -34, kMostExponent = 60;
 XGEMM_HD bool is_far(int exponent) { return exponent < kLeastExponent || exponent > kMostExponent; }
 
-// What becomes of one result.
+// What becomes of one result, and of the worst of a unit's.
 enum class Fate : int {
   stands,  // the product of limbs
   given,  // by one or two products of FP32 elements, or a NaN: see given.h
+  listed,  // of a unit: few are to be recomputed, each for itself; some may be given
   recomputed,  // limbs may be off by too much
   chained,  // ... or the sum may overflow on its way, which only the chain itself can tell
 };
@@ -107,6 +108,15 @@ XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
   const float most = a.norm * b.norm;  // scaled; below 2^64 for any K
   return (any & kFar) && most > 0.f && std::ilogb(most) - a.exponent - b.exponent >= 126;
 }
+
+// How far a row's products reach: with a column's, and one more, at least the exponent of any
+// partial sum. Where the most of a tile's rows and of its columns stay below 126, so does every
+// pair.
+constexpr int kNoReach = -(1 << 20);
+XGEMM_HD int reach_of(const RowScale& s) {
+  return (s.flags & kNan) || s.norm == 0.f ? kNoReach : std::ilogb(s.norm) - s.exponent;
+}
+XGEMM_HD bool may_overflow(int reach_a, int reach_b) { return reach_a + reach_b + 1 >= 126; }
 
 // `acc`: the product of limbs, still scaled.
 XGEMM_HD Fate fate_of(const EmulationScheme& s, const RowScale& a, const RowScale& b, float acc) {

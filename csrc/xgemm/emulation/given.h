@@ -51,7 +51,7 @@ struct GivenUnit {
   // kAtOnce rows' elements before it stores any. Code is short: where it is rare it is fetched from
   // memory first.
   __device__ __forceinline__ void store(const Gemm& g, int64_t i, int64_t j) const {
-    constexpr int kAcross = kColumns / 32, kStep = 4 * (kThreads / 32 / kAcross), kAtOnce = 2;
+    constexpr int kAcross = kColumns / 32, kStep = 4 * (kThreads / 32 / kAcross), kAtOnce = 4;
     static_assert(kThreads / 32 % kAcross == 0 && kRows % (kStep * kAtOnce) == 0);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int column = warp % kAcross * 32 + lane % 8 * 4;

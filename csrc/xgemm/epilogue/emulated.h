@@ -28,7 +28,8 @@ struct TileScales {
   alignas(4) uint16_t row_doubts[kRows], column_doubts[kColumns];  // RowScale::doubt
   uint32_t found[kThreads / 32];  // by warp: RangeFlags
   uint32_t given_rows[kRows / 32], given_columns[kColumns / 32];  // a bit each
-  Fate fates[kThreads / 32];  // by warp: the worst
+  uint32_t uncertain[kThreads / 32];  // by warp: how many results
+  int row_reach[kThreads / 32], column_reach[kThreads / 32];  // by warp: the most
 
   // A thread's share of them, all but the norm and the place, on their way: asked for long before
   // they are needed, and left as they come, since whoever takes them apart waits for them.
@@ -101,16 +102,53 @@ struct TileScales {
     return rows_are == 0xffffffffu || columns_are == 0xffffffffu;
   }
 
-  // The worst fate of all threads' results. They meet between the two.
-  __device__ __forceinline__ void vote(Fate worst, int thread) {
-    const auto most = static_cast<Fate>(__reduce_max_sync(0xffffffffu, static_cast<int>(worst)));
-    if (thread % 32 == 0) fates[thread / 32] = most;
+  // What becomes of the tile at (i, j) where some rows are lossy, or far, or have infinities.
+  // `count` of the thread's results are not certain. The threads meet between the two.
+  __device__ __forceinline__ void vote(uint32_t flags, const Gemm& g, const RowScale* rows_,
+                                       const RowScale* columns_, int64_t i, int64_t j,
+                                       uint32_t count, int thread) {
+    const uint32_t of_warp = __reduce_add_sync(0xffffffffu, count);
+    if (thread % 32 == 0) uncertain[thread / 32] = of_warp;
+    if (!(flags & kFar)) return;
+    const auto most = [&](const RowScale* scales, int64_t first, int64_t all, int size) {
+      int reach = kNoReach;
+#pragma unroll 1
+      for (int n = thread; n < size; n += kThreads) {
+        const int of_row = reach_of(scales[min_of(first + n, all - 1)]);
+        reach = of_row > reach ? of_row : reach;
+      }
+      return __reduce_max_sync(0xffffffffu, reach);
+    };
+    const int of_rows = most(rows_, i, g.m, kRows), of_columns = most(columns_, j, g.n, kColumns);
+    if (thread % 32 == 0) row_reach[thread / 32] = of_rows, column_reach[thread / 32] = of_columns;
   }
-  __device__ __forceinline__ Fate worst() const {
-    Fate worst = Fate::stands;
+  __device__ __forceinline__ uint32_t all_uncertain() const {
+    uint32_t all = 0;
 #pragma unroll
-    for (const Fate of_warp : fates) worst = of_warp > worst ? of_warp : worst;
-    return worst;
+    for (const uint32_t of_warp : uncertain) all += of_warp;
+    return all;
+  }
+  // How many are other threads' before this one's.
+  __device__ __forceinline__ uint32_t uncertain_before(uint32_t count, int thread) const {
+    uint32_t before = 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t other = __shfl_up_sync(0xffffffffu, before + count, step);
+      if (thread % 32 >= step) before += other;
+    }
+    for (int w = 0; w < thread / 32; ++w) before += uncertain[w];
+    return before;
+  }
+  __device__ __forceinline__ bool needs_chains(uint32_t flags) const {
+    if (flags & kInfinities) return true;
+    if (!(flags & kFar)) return false;
+    int of_rows = kNoReach, of_columns = kNoReach;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) {
+      of_rows = row_reach[w] > of_rows ? row_reach[w] : of_rows;
+      of_columns = column_reach[w] > of_columns ? column_reach[w] : of_columns;
+    }
+    return may_overflow(of_rows, of_columns);
   }
 
  private:
@@ -127,24 +165,6 @@ struct TileScales {
   }
 };
 
-// Whether only the chain can tell some result of a tile at (i, j) of g, as far as one of kThreads
-// threads sees: each has a column.
-template <int kThreads, int kRows, int kColumns>
-__device__ __forceinline__ bool some_need_chains(const Gemm& g, const RowScale* rows,
-                                                 const RowScale* columns, int64_t i, int64_t j,
-                                                 int thread) {
-  static_assert(kThreads % kColumns == 0);
-  constexpr int kStep = kThreads / kColumns;
-  const int64_t column = j + thread % kColumns;
-  if (column >= g.n) return false;
-  const RowScale b = columns[column];
-  bool some = false;
-#pragma unroll 4
-  for (int64_t r = i + thread / kColumns; r < min_of(i + kRows, g.m); r += kStep)
-    some |= needs_chain(rows[r], b);
-  return some;
-}
-
 // How tensor cores hold a tile of D: a thread has, of rows i and i + 8, pairs of neighbours 8
 // columns apart, acc[4 p + 2 h + c] being element (i + 8 h, j + 8 p + c). Here they are certified,
 // unscaled, go through the epilogue and are stored. j is even.
@@ -156,23 +176,28 @@ struct EmulatedEpilogue {
   const float *undo_rows, *undo_columns;  // 2^-exponent from row i and column j on
   uint32_t flags;  // TileScales::flags
 
-  // Whether some result of the thread's is not certain. TileScales from its first row and its first
-  // column on.
-  __device__ __forceinline__ bool uncertain(const float (&acc)[4 * kPairs],
-                                            const uint16_t* row_doubts,
-                                            const uint16_t* column_doubts) const {
+  // Which results of the thread's are not certain, a bit each. TileScales from its first row and
+  // its first column on.
+  __device__ __forceinline__ uint64_t uncertain(const float (&acc)[4 * kPairs],
+                                                const uint16_t* row_doubts,
+                                                const uint16_t* column_doubts) const {
+    static_assert(4 * kPairs <= 64);
     const Doubt row[2] = {doubt_of(S, row_doubts[0]), doubt_of(S, row_doubts[8])};
-    bool some = false;
+    uint32_t bits[2] = {};
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       const uint32_t two = *reinterpret_cast<const uint32_t*>(column_doubts + 8 * p);
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        some |= !is_certain(row[e / 2], doubt_of(S, static_cast<uint16_t>(two >> e % 2 * 16)),
-                            acc[4 * p + e]);
+      for (int e = 4 * p; e < 4 * p + 4; ++e)
+        if (!is_certain(row[e / 2 % 2], doubt_of(S, static_cast<uint16_t>(two >> e % 2 * 16)),
+                        acc[e]))
+          bits[e / 32] |= 1u << e % 32;
     }
-    return some;
+    return bits[0] | static_cast<uint64_t>(bits[1]) << 32;
   }
+  // Where result e lies, from row i and column j on.
+  __device__ static __forceinline__ int row_of(int e) { return e / 2 % 2 * 8; }
+  __device__ static constexpr int column_of(int e) { return e / 4 * 8 + e % 2; }
 
   // Those that are not given, and those too where nobody reads what they overwrite: given.h
   // follows.
@@ -206,11 +231,10 @@ struct EmulatedEpilogue {
  private:
   // Pairs of each row that are seen to together: what they need of memory is asked for before any
   // is stored, since the compiler cannot know that D does not lie there. Element e of a run is in
-  // row i + e / 2 % 2 * 8, and column j + 8 * run + column_of(e).
+  // row i + row_of(e), and column j + 8 * run + column_of(e).
   static constexpr int kRun = kPairs < 8 ? kPairs : 8;
   static constexpr bool kStraight = kPairs >= 8;  // else a thread has several of these
   static constexpr uint32_t kEvery = ~0u >> (32 - 4 * kRun);
-  __device__ static constexpr int column_of(int e) { return e / 4 * 8 + e % 2; }
 
   template <class WithC>
   __device__ __forceinline__ void store_straight(const float (&acc)[4 * kPairs], WithC) const {

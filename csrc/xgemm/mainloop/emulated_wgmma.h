@@ -150,20 +150,33 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
       .undo_columns = scales.columns + tx,
       .flags = scales.flags()};
   const uint32_t flags = epilogue.flags;
+  const RecomputeMap& map = job.map;
   Fate worst = flags & kGivenFlags ? Fate::given : Fate::stands;
+  uint32_t listed = 0;
   if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
-    if ((flags & kLossy) &&
-        epilogue.uncertain(acc, scales.row_doubts + row, scales.column_doubts + tx))
-      worst = Fate::recomputed;
-    if ((flags & (kFar | kInfinities)) &&
-        some_need_chains<kWarpgroup, 64, T.BN>(g, epilogue.rows, epilogue.columns, o.i + group * 64,
-                                               o.j, thread))
-      worst = Fate::chained;
-    scales.vote(worst, thread);
+    uint64_t uncertain = 0;
+    if (flags & kLossy)
+      uncertain = epilogue.uncertain(acc, scales.row_doubts + row, scales.column_doubts + tx);
+    const auto count = static_cast<uint32_t>(__popcll(uncertain));
+    scales.vote(flags, g, epilogue.rows, epilogue.columns, o.i + group * 64, o.j, count, thread);
     named_barrier(1 + group, kWarpgroup);
-    worst = scales.worst();
+    const uint32_t all = scales.all_uncertain();
+    if (scales.needs_chains(flags)) {
+      worst = Fate::chained;
+    } else if (all > kMostListed || (all > 0 && g.beta != 0.f)) {
+      worst = Fate::recomputed;
+    } else if (all > 0) {
+      worst = Fate::listed, listed = all;
+      uint32_t at = scales.uncertain_before(count, thread);
+#pragma unroll 1
+      for (; uncertain; uncertain &= uncertain - 1) {
+        const int e = __ffsll(static_cast<long long>(uncertain)) - 1;
+        map.list(z, o.i + group * 64, o.j, T.BN)[at++] =
+            static_cast<uint16_t>((row + epilogue.row_of(e)) * T.BN + tx + epilogue.column_of(e));
+      }
+    }
   }
-  if (thread == 0) job.map.mark(g, z, o.i + group * 64, o.j, T.BN, worst);
+  if (thread == 0) map.mark(g, z, o.i + group * 64, o.j, T.BN, worst, listed);
   if (worst >= Fate::recomputed) return;
   if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
     epilogue.store(acc);

@@ -15,17 +15,31 @@ namespace xgemm {
 
 constexpr int kUnitRows = 64;  // of D; a unit has 64 or 128 columns
 
-// The map: a Fate for each unit, written by whoever has computed it.
+// Results of a unit that are recomputed each for itself: of more the whole unit is. On an H100 a
+// unit made anew costs a product 50 us, and a few of its elements 5.
+constexpr uint32_t kMostListed = 16;
+
+// The map, written by whoever has computed a unit: its Fate and, in the bits from 8 on, how many
+// results are listed.
 struct RecomputeMap {
   uint32_t* fates = nullptr;
+  uint16_t* lists = nullptr;  // [unit][kMostListed]: row * columns + column
   uint32_t* worst = nullptr;  // of all units' fates; found zero
   int64_t units_m = 0, units_n = 0, units = 0;  // of a matrix, down and across; of all
 
+  XGEMM_HD int64_t unit_at(int64_t z, int64_t i, int64_t j, int columns) const {
+    return (z * units_m + i / kUnitRows) * units_n + j / columns;
+  }
+  XGEMM_HD uint16_t* list(int64_t z, int64_t i, int64_t j, int columns) const {
+    return lists + unit_at(z, i, j, columns) * kMostListed;
+  }
+  XGEMM_HD Fate fate(int64_t unit) const { return static_cast<Fate>(fates[unit] & 255u); }
+
   // By one thread, of the unit at (i, j) of matrix z, if there is one.
   __device__ __forceinline__ void mark(const Gemm& g, int64_t z, int64_t i, int64_t j, int columns,
-                                       Fate fate) const {
+                                       Fate fate, uint32_t listed = 0) const {
     if (i >= g.m) return;
-    fates[(z * units_m + i / kUnitRows) * units_n + j / columns] = static_cast<uint32_t>(fate);
+    fates[unit_at(z, i, j, columns)] = static_cast<uint32_t>(fate) | listed << 8;
     if (fate != Fate::stands) atomic_max(worst, static_cast<uint32_t>(fate));
   }
 };
@@ -70,8 +84,8 @@ struct UnitCounts {
   __device__ __forceinline__ UnitCounts(MarkedUnits<kThreads>& marked, const RecomputeMap& map) {
     const int64_t first = threadIdx.x * run_of(map);
     for (int64_t u = first; u < min_of(first + run_of(map), map.units); ++u) {
-      own[0] += map.fates[u] == static_cast<uint32_t>(Fate::recomputed);
-      own[1] += map.fates[u] == static_cast<uint32_t>(Fate::chained);
+      own[0] += map.fate(u) == Fate::recomputed;
+      own[1] += map.fate(u) == Fate::chained;
     }
     marked.recomputed[threadIdx.x] = own[0], marked.chained[threadIdx.x] = own[1];
     __syncthreads();
@@ -92,7 +106,7 @@ struct UnitCounts {
     if (number <= ordinal && ordinal < number + (of_chained ? own[1] : own[0])) {
       int64_t u = threadIdx.x * run_of(map);
       for (;; ++u)
-        if (map.fates[u] == static_cast<uint32_t>(fate) && number++ == ordinal) break;
+        if (map.fate(u) == fate && number++ == ordinal) break;
       marked.found = static_cast<uint32_t>(u);
     }
     __syncthreads();  // nor does anybody read the ring, or the number before, any more
@@ -107,11 +121,31 @@ struct RecomputeShared {
     GivenUnit<kRecomputeTile<kColumns>.threads(), kUnitRows, kColumns> given;
   };
   MarkedUnits<kRecomputeTile<kColumns>.threads()> marked;
+  float of_warps[kRecomputeTile<kColumns>.threads() / 32];
 };
+
+// Result (i, j) by all of a block: each thread has every kThreads'th k.
+template <int kThreads>
+__device__ __forceinline__ void recompute_one(const Gemm& g, int64_t i, int64_t j,
+                                              float (&of_warps)[kThreads / 32]) {
+  float sum = 0.f;
+#pragma unroll 8
+  for (int64_t k = threadIdx.x; k < g.k; k += kThreads) sum = fmaf(g.a(i, k), g.b(k, j), sum);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  __syncthreads();  // the result before is stored
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+#pragma unroll
+  for (int w = 1; w < kThreads / 32; ++w) sum += of_warps[w];
+  g.store(i, j, sum);
+}
 
 // Blocks take item after item: a unit, or, where there are fewer to be made anew than blocks, a
 // slice of K of one. A unit whose sum may overflow on its way is one chain, as the strict stages
-// make it. Before, each has every gridDim.x'th unit of those that are given.
+// make it. Before, each has every gridDim.x'th unit of those that are given or listed: neighbours
+// are below each other, so that all blocks read the same columns of B.
 template <int kColumns, bool kA, bool kB>
 __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
                                   kRecomputeTile<kColumns>.min_blocks)
@@ -119,27 +153,32 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
   constexpr Tile T = kRecomputeTile<kColumns>;
   constexpr int kThreads = T.threads(), kSums = T.TM * T.TN;
   take_turn();
-  if (*job.map.worst == 0) return;
+  const auto worst = static_cast<Fate>(*job.map.worst);
+  if (worst == Fate::stands) return;
   XGEMM_SHARED_DYNAMIC(shared, RecomputeShared<kColumns>);
-  const auto place_of = [&](int64_t unit, int64_t& z) {
-    const int64_t in_matrix = unit % (job.map.units_m * job.map.units_n);
-    z = unit / (job.map.units_m * job.map.units_n);
-    return TileCoord{in_matrix / job.map.units_n * kUnitRows,
-                     in_matrix % job.map.units_n * kColumns};
-  };
+  const int64_t of_matrix = job.map.units_m * job.map.units_n;
 #pragma unroll 1
-  for (int64_t unit = blockIdx.x; unit < job.map.units; unit += gridDim.x) {
-    if (job.map.fates[unit] != static_cast<uint32_t>(Fate::given)) continue;
-    int64_t z;
-    const TileCoord o = place_of(unit, z);
+  for (int64_t n = blockIdx.x; n < job.map.units; n += gridDim.x) {
+    const int64_t z = n / of_matrix, in_matrix = n % of_matrix;
+    const TileCoord o{in_matrix % job.map.units_m * kUnitRows,
+                      in_matrix / job.map.units_m * kColumns};
+    const int64_t unit = job.map.unit_at(z, o.i, o.j, kColumns);
+    const Fate fate = job.map.fate(unit);
+    if (fate != Fate::given && fate != Fate::listed) continue;
     const Gemm g = job.g.at(z);
     __syncthreads();  // all have stored the unit before
     shared.given.find(g, job.a.scales + job.a.first_row(z), job.b.scales + job.b.first_row(z), o.i,
                       o.j);
     __syncthreads();
     shared.given.store(g, o.i, o.j);
+    const uint32_t listed = job.map.fates[unit] >> 8;
+#pragma unroll 1
+    for (uint32_t e = 0; e < listed; ++e) {
+      const int at = job.map.lists[unit * kMostListed + e];
+      recompute_one<kThreads>(g, o.i + at / kColumns, o.j + at % kColumns, shared.of_warps);
+    }
   }
-  if (*job.map.worst == static_cast<uint32_t>(Fate::given)) return;
+  if (worst < Fate::recomputed) return;
   const UnitCounts<kThreads> counts(shared.marked, job.map);
   const uint32_t recomputed = counts.all[0], chained = counts.all[1];
   if (job.counter && blockIdx.x == 0 && threadIdx.x == 0)
@@ -156,12 +195,11 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
     const bool alone = item < chained || splits == 1;
     const uint32_t ordinal = item < chained ? item : (item - chained) / splits;
     const uint32_t s = alone ? 0 : (item - chained) % splits;
-    int64_t z;
-    const TileCoord o =
-        place_of(counts.find(shared.marked, job.map,
-                             item < chained ? Fate::chained : Fate::recomputed, ordinal),
-                 z);
-    const Gemm g = job.g.at(z);
+    const int64_t unit = counts.find(shared.marked, job.map,
+                                     item < chained ? Fate::chained : Fate::recomputed, ordinal);
+    const Gemm g = job.g.at(unit / of_matrix);
+    const TileCoord o{unit % of_matrix / job.map.units_n * kUnitRows,
+                      unit % job.map.units_n * kColumns};
     const int64_t k0 = alone ? 0 : min_of(s * length, g.k);
     Gemm part = g;
     part.a.data += k0 * g.a.cs;
@@ -235,6 +273,8 @@ inline RecomputePlan plan_recompute(const Gemm& g, const DecomposePlan& limbs, i
   job.come = job.map.worst + 1;
   job.map.fates = static_cast<uint32_t*>(
       all.place(times(static_cast<size_t>(job.map.units), sizeof(uint32_t))));
+  job.map.lists = static_cast<uint16_t*>(
+      all.place(times(static_cast<size_t>(job.map.units), kMostListed * sizeof(uint16_t))));
   plan.bytes = all.bytes;
   return plan;
 }

@@ -67,19 +67,16 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   // A tile's units are made anew together.
   Fate worst = flags & kGivenFlags ? Fate::given : Fate::stands;
   if (flags & (kLossy | kFar | kInfinities)) [[unlikely]] {
-    if (flags & kLossy) {
+    uint32_t count = 0;
+    if (flags & kLossy)
 #pragma unroll
       for (int i = 0; i < T.WM / 16; ++i)
-        if (epilogue(i).uncertain(sum[i], scales.row_doubts + ty + 16 * i + lane / 4,
-                                  scales.column_doubts + column))
-          worst = Fate::recomputed;
-    }
-    if ((flags & (kFar | kInfinities)) &&
-        some_need_chains<T.threads(), T.BM, T.BN>(g, rows, columns, o.i, o.j, threadIdx.x))
-      worst = Fate::chained;
-    scales.vote(worst, threadIdx.x);
+        count += epilogue(i).uncertain(sum[i], scales.row_doubts + ty + 16 * i + lane / 4,
+                                       scales.column_doubts + column) != 0;
+    scales.vote(flags, g, rows, columns, o.i, o.j, count, threadIdx.x);
     __syncthreads();
-    worst = scales.worst();
+    if (scales.needs_chains(flags)) worst = Fate::chained;
+    else if (scales.all_uncertain() > 0) worst = Fate::recomputed;
   }
   if (threadIdx.x < T.BM / kUnitRows)
     job.map.mark(g, z, o.i + threadIdx.x * kUnitRows, o.j, T.BN, worst);
