@@ -328,15 +328,16 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
         for (int r = first; r < 64; r += kWarps) {
           float x[4];
           load4(x, &sums.d[r][column]);
-          // Of a short K the chain is as good as any other way. The four rotate, so that no index
-          // is dynamic.
-#pragma unroll 1
-          for (int w = 0; w < 4; ++w) {
-            float y = x[0];
-            if (i + r < g.m && j + w < g.n && !certain.of(y)) y = chain_of(g, i + r, j + w);
-            x[0] = x[1], x[1] = x[2], x[2] = x[3], x[3] = y;
+          if (i + r >= g.m || j >= g.n) continue;
+          // Of a short K the chain is as good as any other way.
+          if (!(certain.of(x[0]) && certain.of(x[1]) && certain.of(x[2]) && certain.of(x[3]))) {
+            float chain[4];
+            chain4(g, i + r, j, chain);
+#pragma unroll
+            for (int w = 0; w < 4; ++w)
+              if (!certain.of(x[w])) x[w] = chain[w];
           }
-          if (i + r < g.m && j < g.n) store_row4(g, i + r, j, x);
+          store_row4(g, i + r, j, x);
         }
       }
       mbarrier_arrive(&sums.stored);
