@@ -43,30 +43,5 @@ struct Certainty {
   __device__ static __forceinline__ int max_of(int x, int y) { return x > y ? x : y; }
 };
 
-// Four neighbours from (i, j) on as chains side by side, of which the first is in D: of so many k,
-// operands are asked for before any is multiplied.
-__device__ __forceinline__ void chain4(const Gemm& g, int64_t i, int64_t j, float (&chain)[4]) {
-  constexpr int kAhead = 8;
-  const float *a = g.a.ptr(i, 0), *b[4];
-#pragma unroll
-  for (int w = 0; w < 4; ++w) b[w] = g.b.ptr(0, min_of(j + w, g.n - 1)), chain[w] = 0.f;
-#pragma unroll 1
-  for (int64_t left = g.k; left > 0; left -= kAhead) {
-    float x[kAhead], y[kAhead][4];
-#pragma unroll
-    for (int q = 0; q < kAhead; ++q) {
-      const bool inside = q < left;
-      x[q] = inside ? *a : kPadA;
-      a += g.a.cs;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) y[q][w] = inside ? *b[w] : kPadB, b[w] += g.b.rs;
-    }
-#pragma unroll
-    for (int q = 0; q < kAhead; ++q)
-#pragma unroll
-      for (int w = 0; w < 4; ++w) chain[w] = fmaf(x[q], y[q][w], chain[w]);
-  }
-}
-
 }  // namespace XGEMM_FLAVOUR
 }  // namespace xgemm

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "xgemm/device/ptx/cluster.h"
+#include "xgemm/epilogue/chain.h"
 #include "xgemm/mainloop/fused_redo.h"
 
 namespace xgemm {
@@ -14,7 +15,7 @@ __device__ __forceinline__ void store_sums4(const Gemm& g, int64_t i, int64_t j,
                                             bool overflow) {
   if (i >= g.m || j >= g.n) return;
   if (overflow) [[unlikely]]
-    chain4(g, i, j, sum);
+    chain4<8>(g, i, j, sum);
   store_row4(g, i, j, sum);
 }
 
