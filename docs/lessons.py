@@ -396,8 +396,10 @@ way the sums are added in one order.
 
 Three bf16 limbs need no scale, so nothing has to be known of a row before it is read. What they
 cannot hold, elements near the ends of FP32's range, a thread notices while it splits, for five
-instructions a pair. Only where a block's operands have such a range are results looked at, each by
-its magnitude; a warp settles those that are uncertain by what it finds in their row and column.""",
+instructions a pair. Only where a block's operands have such a range are its sums looked at, each by
+its magnitude, and where some are uncertain, the block makes those of its slice of K anew by FP32
+multiply-adds. An infinity or a NaN adds up right from any number of slices. Only where finite
+elements are so large that their sums may overflow on the way is a tile made by single chains.""",
     "split_k": """\
 The main loop is that of cp_async_pipelined, to the letter; only the grid is another. A product with
 few results and a long K has few tiles: most of a GPU looks on while some multiprocessors walk along

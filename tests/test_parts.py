@@ -449,6 +449,68 @@ def test_sums_that_overflow_on_their_way_are_the_chain(stage, row, device):
         assert same_bits(run(stage, a, b, device=device), chain(a, b))
 
 
+def _inf_in_a_slice(a: Tensor, b: Tensor, k: int) -> None:
+    a[1, k], a[2, k], b[k + 1, 3], b[k, 4] = math.inf, -math.inf, math.inf, 0.0
+
+
+def _nan_in_a_slice(a: Tensor, b: Tensor, k: int) -> None:
+    a[1, k], b[k + 2, 3] = math.nan, math.nan
+
+
+def _infinities_in_slices(a: Tensor, b: Tensor, k: int) -> None:
+    """Of one sign in the first and in another, and of both."""
+    a[1, 0], a[1, k], a[2, 0], a[2, k] = math.inf, math.inf, math.inf, -math.inf
+    b[0], b[k] = 1.0, 1.0
+
+
+def _subnormal_in_a_slice(a: Tensor, b: Tensor, k: int) -> None:
+    a[1, k : k + 3] *= 2.0**-128
+    a[2] *= 2.0**-110
+    a[2, k] = 2.0**-149
+    b[:, 5] *= 2.0**-20
+
+
+def _overflow_in_a_slice(a: Tensor, b: Tensor, k: int) -> None:
+    """The sum is finite, the chain is not: within a slice, and from slice to slice."""
+    top = accuracy.FLT_MAX
+    b[0], b[k : k + 3], b[-1] = 1.0, 1.0, 1.0
+    a[1, k : k + 3] = torch.tensor([top, top, -top])
+    a[2, 0], a[2, k], a[2, -1] = top, top, -top
+
+
+def _infinity_and_overflow(a: Tensor, b: Tensor, k: int) -> None:
+    _overflow_in_a_slice(a, b, k)
+    a[3, k + 1] = math.inf
+
+
+@on_every_device
+@pytest.mark.parametrize("row", [row for name, row in ROWS if name == "wgmma_narrow"])
+@pytest.mark.parametrize("k", [64, 300, 6000])
+@pytest.mark.parametrize(
+    "change",
+    [
+        _inf_in_a_slice, _nan_in_a_slice, _infinities_in_slices, _subnormal_in_a_slice,
+        _overflow_in_a_slice, _infinity_and_overflow,
+    ],
+    ids=lambda change: change.__name__.strip("_"),
+)  # fmt: skip
+def test_a_slice_is_made_anew(change, k, row, device):
+    """One block's, a cluster's or a workspace's: what limbs do not hold is in some slices only."""
+    a, b = problems.normal(7, k), problems.normal(k, 130)
+    other, above = a.clone(), b.clone()
+    change(other, above, k // 2)
+    with simt.configure(row=row):
+        for view in ("plain", "column_major") if k < 1000 else ("plain",):
+            changed = [problems.VIEWS[view](x) for x in (other, above)]
+            got = run("wgmma_narrow", *changed, device=device)
+            assert right("wgmma_narrow", got, *changed)
+            if "overflow" in change.__name__:
+                assert bool(got[1:3].isinf().all())
+            elif "infinities" not in change.__name__:
+                want = run("wgmma_narrow", a, b, device=device)
+                assert same_bits(got[4:, 6:], want[4:, 6:])
+
+
 # ------------------------------------------------------------------------------ a GPU
 
 

@@ -359,7 +359,8 @@ class Way(NamedTuple):
             data="normal" if data == "graded" else data,
         )  # fmt: skip
         if data == "graded":  # A's k over 2^-60 to 2^60, B's the other way: parts lose all of it
-            size = torch.exp2(torch.linspace(-60, 60, self.k))
+            reach = 120 if stage == "wgmma_narrow" else 60
+            size = torch.exp2(torch.linspace(-reach, reach, self.k))
             a = a * (size[:, None] if flags["trans_a"] else size)
             b = b / (size if flags["trans_b"] else size[:, None])
         with simt.configure(

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cfloat>
 
 #include "xgemm/core/split_k.h"
 #include "xgemm/core/workspace.h"
 #include "xgemm/device/copy/gmem.h"
+#include "xgemm/device/half.h"
 #include "xgemm/device/launch.h"
+#include "xgemm/epilogue/chain.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
@@ -62,20 +63,16 @@ inline ChainPlan plan_chains(const Gemm& g, void* workspace) {
   return plan;
 }
 
-// The chain of an element's products of k0 to k1.
-__device__ __forceinline__ float chain_of(const Gemm& g, int64_t i, int64_t j, int64_t k0,
-                                          int64_t k1) {
-  float chain = 0.f;
-#pragma unroll 4
-  for (int64_t k = k0; k < k1; ++k) chain = fmaf(g.a(i, k), g.b(k, j), chain);
-  return chain;
-}
+// In place of a chain's sum that is not sure to be far from the end of FP32's range: a NaN that no
+// arithmetic of a GPU makes. Where an operand's comes so far, as on a CPU, an element is made anew.
+constexpr uint32_t kUnsure = 0x7fc0beefu;
+__device__ __forceinline__ bool is_unsure(float x) { return float_to_bits(x) == kUnsure; }
 
-// Of element (i, j), what the sum of its chains gives: that is not finite where one of them is not,
-// or was marked as far from sure to be.
-__device__ __forceinline__ float result_of(const Gemm& g, int64_t i, int64_t j, float sum) {
-  if (g.match_single_chain_overflow && !(fabsf(sum) <= FLT_MAX)) [[unlikely]]
-    return chain_of(g, i, j, 0, g.k);
+// Of element (i, j), what the sum of its chains gives, of which some may be unsure.
+__device__ __forceinline__ float result_of(const Gemm& g, int64_t i, int64_t j, float sum,
+                                           bool unsure) {
+  if (g.match_single_chain_overflow && unsure) [[unlikely]]
+    return chain_of<16>(g, i, j, 0, g.k);
   return sum;
 }
 
@@ -97,6 +94,7 @@ __device__ __forceinline__ void add_chains(const ChainJob& job) {
   float sum[kWidth];
 #pragma unroll
   for (float& each : sum) each = -0.f;  // -0 + x is x
+  bool unsure[kWidth] = {};
 #pragma unroll 1
   for (int64_t s = 0; s < job.split_k_slices; s += kAhead) {
     float x[kAhead][kWidth];
@@ -113,10 +111,10 @@ __device__ __forceinline__ void add_chains(const ChainJob& job) {
 #pragma unroll
     for (int q = 0; q < kAhead; ++q)
 #pragma unroll
-      for (int w = 0; w < kWidth; ++w) sum[w] += x[q][w];
+      for (int w = 0; w < kWidth; ++w) unsure[w] |= is_unsure(x[q][w]), sum[w] += x[q][w];
   }
 #pragma unroll
-  for (int w = 0; w < kWidth; ++w) sum[w] = result_of(g, i, j + w, sum[w]);
+  for (int w = 0; w < kWidth; ++w) sum[w] = result_of(g, i, j + w, sum[w], unsure[w]);
   if constexpr (kWidth == 4) store_row4(g, i, j, sum);
   else g.store(i, j, sum[0]);
 }
@@ -155,7 +153,7 @@ __device__ __forceinline__ void chains_in_turn(const Gemm& g, int64_t i, int64_t
   float sum = -0.f;
   int64_t k = 0;
   do {
-    sum += chain_of(g, i, j, k, min_of(k + length, g.k));
+    sum += chain_of<16>(g, i, j, k, min_of(k + length, g.k));
     k += length;
   } while (k < g.k);
   g.store(i, j, sum);

@@ -39,8 +39,9 @@ struct NarrowRing {
   typename Rows::Slice slices[kNarrowBuffers];
   Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in limbs
   Mbarrier landed[kSlicesAhead], taken[kSlicesAhead];  // of slices as they are
-  uint32_t ranges[kRangeWarps];  // of what each warp has decomposed: see join_ranges ...
-  float told;  // ... and all of them, as bits, for the cluster
+  uint32_t ranges[kRangeWarps];  // of what each warp has decomposed: see join_ranges
+  uint32_t uncertain[kConsumerThreads / 32];  // of a warp's sums: see redo_uncertain ...
+  float told;  // ... and what it gives, for the cluster
 
   // Where slices have been.
   __device__ __forceinline__ NarrowSums<BM>& sums() {
@@ -55,10 +56,10 @@ struct NarrowRing {
     const uint32_t joint = join_ranges_of_warp(range);
     if (threadIdx.x % 32 == 0) ranges[warp] = joint;
   }
-  // Of all of the block, once all have told.
-  __device__ __forceinline__ uint32_t range() const {
+  // Of so many warps, once all have told.
+  __device__ __forceinline__ uint32_t range(int warps) const {
     const int warp = threadIdx.x % 32;
-    return join_ranges_of_warp(warp < kRangeWarps ? ranges[warp] : 0);
+    return join_ranges_of_warp(warp < warps ? ranges[warp] : 0);
   }
 
   // By all threads of the block. `loading`: those that arrive when a slice lands.

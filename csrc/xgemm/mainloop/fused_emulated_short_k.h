@@ -5,6 +5,7 @@
 
 #include "xgemm/device/ptx/mbarrier.h"
 #include "xgemm/device/ptx/wgmma.h"
+#include "xgemm/epilogue/chain.h"
 #include "xgemm/mainloop/fused_epilogue.h"
 
 namespace xgemm {
@@ -290,6 +291,20 @@ __device__ __forceinline__ void multiply_tiles(ShortRing<T, kA, kB>& ring, const
   }
 }
 
+// What is not certain of the sums that a thread stores, four neighbours in every kStep-th row,
+// by the chain: of a short K that is as good as any other way.
+template <int kStep, int kPitch>
+__device__ __forceinline__ void settle_rows(const Gemm& g, const Certainty& certain, float* sums,
+                                            int64_t i, int64_t j, int rows) {
+#pragma unroll 1
+  for (auto left = static_cast<int>(min_of(g.m - i, rows)); left > 0;
+       left -= kStep, i += kStep, sums += kStep * kPitch) {
+#pragma unroll 1
+    for (int w = 0; w < 4 && j + w < g.n; ++w)
+      if (!certain.of(sums[w])) sums[w] = chain_of<8>(g, i, j + w, 0, g.k);
+  }
+}
+
 // Sums through the epilogue, by kStorers threads: a warp has a row of the tile at a time.
 template <Tile T, bool kA, bool kB>
 __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const ShortJob& job) {
@@ -324,18 +339,13 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
                                g.without_c(x[q][3])));
         }
       } else {
+        if (!certain.always()) [[unlikely]]
+          settle_rows<kWarps, sums.kPitch>(g, certain, &sums.d[first][column], i + first, j,
+                                           64 - first);
 #pragma unroll 1
         for (int r = first; r < 64; r += kWarps) {
           float x[4];
           load4(x, &sums.d[r][column]);
-          // Of a short K the chain is as good as any other way. The four rotate, so that no index
-          // is dynamic.
-#pragma unroll 1
-          for (int w = 0; w < 4; ++w) {
-            float y = x[0];
-            if (i + r < g.m && j + w < g.n && !certain.of(y)) y = chain_of(g, i + r, j + w);
-            x[0] = x[1], x[1] = x[2], x[2] = x[3], x[3] = y;
-          }
           if (i + r < g.m && j < g.n) store_row4(g, i + r, j, x);
         }
       }

@@ -3,31 +3,33 @@
 #pragma once
 
 #include "xgemm/device/ptx/cluster.h"
-#include "xgemm/emulation/settle.h"
-#include "xgemm/mainloop/fused_emulated.h"
+#include "xgemm/epilogue/chain.h"
+#include "xgemm/mainloop/fused_redo.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-// Takes a lane's four neighbours from (i, j) on through the epilogue, by all of a warp, which has
-// row i.
+// Takes four neighbours from (i, j) on through the epilogue: their sums, or, where some of a tile
+// may have overflowed on their way, a single chain of each.
 __device__ __forceinline__ void store_sums4(const Gemm& g, int64_t i, int64_t j, float (&sum)[4],
-                                            uint32_t range) {
-  settle(g, i, j, sum, range);
-  if (i < g.m && j < g.n) store_row4(g, i, j, sum);
+                                            bool overflow) {
+  if (i >= g.m || j >= g.n) return;
+  if (overflow) [[unlikely]]
+    chain4<8>(g, i, j, sum);
+  store_row4(g, i, j, sum);
 }
 
 // The blocks of a cluster add up what they have of a tile, each its part of it, once all have left
-// it. told: the range of a block's operands, as bits.
+// it. told: not 0 where a block's sums may have overflowed.
 template <int BM>
 __device__ __forceinline__ void finish_in_cluster(const NarrowSums<BM>& mine, const float* told,
                                                   const Gemm& g, const TileCoord& o, int split,
                                                   int splits) {
   const int lane = threadIdx.x % 32;
-  const uint32_t range =
-      join_ranges_of_warp(float_to_bits(load_from_block(told, lane < splits ? lane : split)));
+  const bool overflow =
+      __any_sync(0xffffffffu, load_from_block(told, lane < splits ? lane : split) != 0.f);
   add_in_cluster<kConsumerThreads>(mine, split, splits, [&](int row, int column, float (&sum)[4]) {
-    store_sums4(g, o.i + row, o.j + column, sum, range);
+    store_sums4(g, o.i + row, o.j + column, sum, overflow);
   });
   cluster_sync(Relaxed());  // nobody reads this block's any more
 }
@@ -43,15 +45,15 @@ __device__ __forceinline__ void finish_tile(const SplitKJob& job, const Gemm& g,
   const int splits = static_cast<int>(job.split_k_slices);
   const float* const sums = job.sums + place * (BM * kLong) + e;
   float sum[4] = {-0.f, -0.f, -0.f, -0.f};  // -0 + x is x
-  uint32_t range = 0;
+  uint32_t overflow = 0;
 #pragma unroll 1
   for (int first = 0; first < splits; first += kAhead) {
     const int split = first + static_cast<int>(threadIdx.x) % kAhead;
-    if (split < splits) range = join_ranges(range, job.ranges[place + split]);
+    if (split < splits) overflow |= job.overflow[place + split];
     add_slices<kAhead>(sum, first, splits,
                        [&](float (&x)[4], int s) { load4(x, sums + int64_t{s} * (BM * kLong)); });
   }
-  store_sums4(g, o.i + e / kLong, o.j + e % kLong, sum, join_ranges_of_warp(range));
+  store_sums4(g, o.i + e / kLong, o.j + e % kLong, sum, __any_sync(0xffffffffu, overflow != 0));
 }
 
 // Leaves a slice's sums in a tile whose rows are kPitch apart.
@@ -64,11 +66,6 @@ __device__ __forceinline__ void leave_sums(float* tile, const float (&sum)[kNarr
 #pragma unroll
     for (int c = 0; c < 2; ++c) store2(sums + (e / 4 * 8 + c) * kPitch, sum[e + c], sum[e + 2 + c]);
 }
-
-// Element e of a thread's sums in its tile, from the thread's first on: elements 4 p to 4 p + 3 are
-// two by two neighbours, in rows 8 p and the next; down first.
-__device__ __forceinline__ constexpr int sum_row(int e) { return e / 4 * 8 + e % 2; }
-__device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
 
 // store(i, j, x) for each x that a thread has of a tile, as far as D goes: by way of shared memory,
 // where an index may be dynamic as it may not in registers.
@@ -85,23 +82,19 @@ __device__ __forceinline__ void go_round(NarrowSums<BM>& mine, const Gemm& g, co
 }
 
 // Takes the sums of a tile through the epilogue, from the registers of those who have them. Most
-// tiles go straight through: behind a jump, code is waited for. Others go by way of shared memory,
-// to warps that have rows.
+// tiles go straight through: behind a jump, code is waited for. What may have overflowed is made by
+// warps that have rows.
 template <int BM>
 __device__ __forceinline__ void store_sums(NarrowSums<BM>& mine, const Gemm& g, const TileCoord& o,
-                                           const float (&sum)[kNarrowSums<BM>], uint32_t range) {
+                                           const float (&sum)[kNarrowSums<BM>], bool overflow) {
   constexpr int kSums = kNarrowSums<BM>;
   const int64_t i = o.i + threadIdx.x % 4 * 2;
   const int64_t j = o.j + RegisterLimbs<kLong, false>::first_row();
-  if (!Certainty(range, g.k).always()) [[unlikely]] {
-    leave_sums<BM, NarrowSums<BM>::kPitch>(mine.d[0], sum);
-    named_barrier(1, kConsumerThreads);
-    const int column = threadIdx.x % 32 * 4;
+  if (overflow) [[unlikely]] {
 #pragma unroll 1
     for (int row = threadIdx.x / 32; row < BM; row += kConsumerThreads / 32) {
       float x[4];
-      load4(x, &mine.d[row][column]);
-      store_sums4(g, o.i + row, o.j + column, x, range);
+      store_sums4(g, o.i + row, o.j + threadIdx.x % 32 * 4, x, true);
     }
     return;
   }

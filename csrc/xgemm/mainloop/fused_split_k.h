@@ -30,7 +30,7 @@ struct SplitKJob {
   int64_t split_k_slices = 1, split_k_size = 0;
   bool cluster = false;  // the blocks of a tile are one, and need no workspace
   float* sums = nullptr;  // [matrix][tile][slice][row][column]
-  uint32_t* ranges = nullptr;  // [matrix][tile][slice]: join_ranges
+  uint32_t* overflow = nullptr;  // [matrix][tile][slice]: whether sums may have, on their way
 
   XGEMM_HD int64_t place(int64_t z, int64_t tile) const {
     return (z * tiles + tile) * split_k_slices;
@@ -102,7 +102,7 @@ inline SplitKPlan plan_split_k(const Gemm& all, const Tile& t, void* workspace) 
     return layout.place(static_cast<size_t>(places * words) * sizeof(float));
   };
   job.sums = static_cast<float*>(room(int64_t{t.BM} * kLong));
-  job.ranges = static_cast<uint32_t*>(room(1));
+  job.overflow = static_cast<uint32_t*>(room(1));
   plan.bytes = layout.bytes;
   return plan;
 }

@@ -2,6 +2,8 @@
 // once, and what counts is how much of it is on its way.
 #pragma once
 
+#include <cfloat>
+
 #include "xgemm/device/copy/gmem.h"
 #include "xgemm/device/half.h"
 #include "xgemm/device/ptx/base.h"
@@ -17,22 +19,72 @@ struct GemvPart {
   int64_t i0, j0, k0, k1, chain;
 };
 
-// What has been seen of a chain's operands: where the product of the largest stays below `most`,
-// no sum of such chains is anywhere near the end of FP32's range, whatever its order.
+// The largest finite magnitude of every 32nd of k from the lane's on. Never inlined: its loads
+// would take registers of those that multiply.
+__device__ __forceinline__ float finite_most(const float* p, int64_t step, int64_t k) {
+  constexpr int kAhead = 4;
+  float most = 0.f;
+  int64_t left = k - threadIdx.x % 32;
+  p += threadIdx.x % 32 * step;
+#pragma unroll 1
+  for (; left > 0; left -= 32 * kAhead) {
+    float x[kAhead];
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q, p = opaque(p + 32 * step)) x[q] = 32 * q < left ? *p : 0.f;
+#pragma unroll
+    for (const float each : x) most = fabsf(each) <= FLT_MAX ? fmaxf(most, fabsf(each)) : most;
+  }
+  return most;
+}
+__device__ __forceinline__ float most_of_warp(float most) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+  return most;
+}
+
+// What has been seen of a chain's operands, NaN apart: where the product of the largest stays below
+// `most`, no sum of such chains is anywhere near the end of FP32's range, whatever its order.
 struct GemvRange {
   float a = 0.f, b = 0.f;
   __device__ __forceinline__ void see_a(float x) { a = fmaxf(a, fabsf(x)); }
   __device__ __forceinline__ void see_b(float x) { b = fmaxf(b, fabsf(x)); }
   // With what all lanes have seen of A.
-  __device__ __forceinline__ GemvRange of_warp() const {
-    float most = a;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-    return {most, b};
-  }
+  __device__ __forceinline__ GemvRange of_warp() const { return {most_of_warp(a), b}; }
   __device__ __forceinline__ bool within(int64_t k) const {
     return a * b <= 0x1p126f / static_cast<float>(k);
+  }
+  // Whether a chain of k0 to k1 is sure, by all of a warp: that of kRows rows, of which all lanes
+  // know the range, and of a lane's columns, from the part's `column` on, `step` apart. An infinity
+  // stays what it is in any number of chains: where there are some, only finite elements count.
+  template <int kRows, int kColumns>
+  __device__ __forceinline__ bool sure(const Gemm& g, const GemvPart& part, int64_t k0, int64_t k1,
+                                       int column, int step) {
+    constexpr uint32_t kAll = 0xffffffffu;
+    if (__all_sync(kAll, within(g.k))) [[likely]]
+      return true;
+    if (a > FLT_MAX) {
+      a = 0.f;
+#pragma unroll 1
+      for (int r = 0; r < kRows; ++r)
+        a = fmaxf(a, finite_most(g.a.ptr(min_of(part.i0 + r, g.m - 1), k0), g.a.cs, k1 - k0));
+      a = most_of_warp(a);
+    }
+    uint32_t left = __ballot_sync(kAll, b > FLT_MAX);
+#pragma unroll 1
+    for (int lane = 0; left; ++lane, left >>= 1) {
+      if (!(left & 1)) continue;
+      float most = 0.f;
+      const int first = __shfl_sync(kAll, column, lane);
+#pragma unroll 1
+      for (int c = 0; c < kColumns; ++c) {
+        const int64_t j = min_of(part.j0 + first + c * step, g.n - 1);
+        most = fmaxf(most, finite_most(g.b.ptr(k0, j), g.b.rs, k1 - k0));
+      }
+      most = most_of_warp(most);
+      if (static_cast<int>(threadIdx.x % 32) == lane) b = most;
+    }
+    return within(g.k);
   }
 };
 
@@ -174,6 +226,7 @@ struct GemvAlongK {
   }
 
   // Of the group's, the lane's.
+  static constexpr int kStep = 1;
   __device__ static int column(int) { return threadIdx.x % 32; }
 };
 

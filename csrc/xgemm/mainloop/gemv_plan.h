@@ -89,10 +89,10 @@ struct GemvTeam {
             .chain = chain};
   }
 
-  // load(warp, chain of the warp, block) for all chains of an element, added in order. Some are
-  // asked for before any is added.
+  // load(warp, chain of the warp, block) for all chains of an element, added in order, and whether
+  // some are unsure. Some are asked for before any is added.
   template <class Load>
-  __device__ __forceinline__ float add(const GemvJob& job, Load load) const {
+  __device__ __forceinline__ float add(const GemvJob& job, bool& unsure, Load load) const {
     constexpr int kAhead = 16;
     float sum = -0.f;  // -0 + x is x
     int chain = 0, warp = 0, rank = 0;
@@ -108,7 +108,7 @@ struct GemvTeam {
         warp = 0, ++rank;
       }
 #pragma unroll
-      for (int q = 0; q < kAhead; ++q) sum += x[q];
+      for (int q = 0; q < kAhead; ++q) unsure |= is_unsure(x[q]), sum += x[q];
     }
     return sum;
   }
@@ -122,9 +122,11 @@ struct GemvTeam {
       for (int e = thread; e < kRows * kColumns; e += threads) {
         const int64_t i = part.i0 + e / kColumns, j = part.j0 + e % kColumns;
         if (i < g.m && j < g.n) {
-          const float sum = add(
-              job, [&](int warp, int chain, unsigned rank) { return load(warp, chain, rank, e); });
-          g.store(i, j, result_of(g, i, j, sum));
+          bool unsure = false;
+          const float sum = add(job, unsure, [&](int warp, int chain, unsigned rank) {
+            return load(warp, chain, rank, e);
+          });
+          g.store(i, j, result_of(g, i, j, sum, unsure));
         }
       }
   }

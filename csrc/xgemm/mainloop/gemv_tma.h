@@ -177,7 +177,7 @@ struct GemvStream {
     int64_t chain = part.chain, k = part.k0;
 #pragma unroll 1
     do {
-      const int64_t end = min_of(k + share, part.k1);
+      const int64_t begin = k, end = min_of(k + share, part.k1);
       Sums sums = {};
       GemvRange range;
 #pragma unroll 1
@@ -194,10 +194,13 @@ struct GemvStream {
         __syncwarp();  // all lanes have read it
         ask(at.slot, k + kStreamBuffers * kSliceK);
       }
-      constexpr uint32_t kAll = 0xffffffffu;
-      leave(
-          chain++, sums,
-          g.match_single_chain_overflow ? __ballot_sync(kAll, range.of_warp().within(g.k)) : kAll);
+      uint32_t sure = 0xffffffffu;
+      if (g.match_single_chain_overflow && share < g.k) {
+        const int column = static_cast<int>(threadIdx.x) % 32;
+        range = range.of_warp();
+        sure = __ballot_sync(sure, range.sure<TM, 1>(g, part, begin, end, column, 1));
+      }
+      leave(chain++, sums, sure);
     } while (k < part.k1);
   }
 };

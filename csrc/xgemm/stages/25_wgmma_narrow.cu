@@ -56,19 +56,19 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constan
     multiply_slices(sum, reach, ring, k0, k1);
     ring.tell(reach);
     named_barrier(1, kConsumerThreads);  // all have, and are done with the ring
-    const uint32_t range = ring.range();
+    const bool overflow = redo_uncertain<BM>(ring, g, origin(), k0, k1, sum);
     if constexpr (kFinish == kInBlock) {
-      store_sums<BM>(ring.sums(), g, origin(), sum, range);
+      store_sums<BM>(ring.sums(), g, origin(), sum, overflow);
     } else if constexpr (kFinish == kInCluster) {
       leave_sums<BM, NarrowSums<BM>::kPitch>(ring.sums().d[0], sum);
-      if (threadIdx.x == 0) ring.told = bits_to_float(range);
+      if (threadIdx.x == 0) ring.told = overflow ? 1.f : 0.f;
       cluster_sync();  // all of the cluster have left theirs
       finish_in_cluster<BM>(ring.sums(), &ring.told, g, origin(), static_cast<int>(split),
                             static_cast<int>(splits));
     } else {
       const int64_t place = job.place(blockIdx.z, tile) + split;
       leave_sums<BM, kLong>(job.sums + place * (BM * kLong), sum);
-      if (threadIdx.x == 0) job.ranges[place] = range;
+      if (threadIdx.x == 0) job.overflow[place] = overflow;
     }
   }
 }

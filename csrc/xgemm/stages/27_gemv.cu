@@ -1,6 +1,7 @@
 // One to four rows are a matter of memory: a warp reads its columns' share of K once, on its own,
 // with several slices on their way. The chains of an element meet in a cluster's shared memory.
 #include <iterator>
+#include <type_traits>
 
 #include "xgemm/core/limits.h"
 #include "xgemm/device/ptx/cluster.h"
@@ -47,22 +48,26 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   take_turn();
   One& mine = warps[threadIdx.x / 32];
   if (part.i0 < g.m && part.chain < job.split_k_slices) {
+    const int64_t length = job.split_k_slices > 1 ? g.split_k_size : g.k;
     const auto multiply = [&](const auto& loop) {
-      loop.multiply(job.split_k_slices > 1 ? g.split_k_size : g.k,
-                    [&](int64_t chain, const auto& acc, const GemvRange& range) {
-                      const bool sure = !g.match_single_chain_overflow || job.split_k_slices == 1 ||
-                                        range.within(g.k);
+      loop.multiply(length, [&](int64_t chain, const auto& acc, GemvRange range) {
+        constexpr int kEach = std::extent_v<std::remove_reference_t<decltype(acc)>, 1>;
+        bool sure = true;
+        if (g.match_single_chain_overflow && job.split_k_slices > 1) {
+          const int64_t k = chain * length;
+          sure = range.sure<TM, kEach>(g, part, k, min_of(k + length, g.k), loop.column(0),
+                                       loop.kStep);
+        }
 #pragma unroll
-                      for (int i = 0; i < TM; ++i)
+        for (int i = 0; i < TM; ++i)
 #pragma unroll
-                        for (int c = 0; c < static_cast<int>(std::size(acc[i])); ++c) {
-                          const float sum = sure ? acc[i][c] : bits_to_float(0x7fffffffu);
-                          const int column = loop.column(c);
-                          if (job.in_cluster)
-                            mine.sums[chain - part.chain][i * kColumns + column] = sum;
-                          else job.leave(g, chain, part.i0 + i, part.j0 + column, sum);
-                        }
-                    });
+          for (int c = 0; c < kEach; ++c) {
+            const float sum = sure ? acc[i][c] : bits_to_float(kUnsure);
+            const int column = loop.column(c);
+            if (job.in_cluster) mine.sums[chain - part.chain][i * kColumns + column] = sum;
+            else job.leave(g, chain, part.i0 + i, part.j0 + column, sum);
+          }
+      });
     };
     if constexpr (kB) {
       multiply(GemvAlongK<TM, buffers_of(kRow)>{mine.ring, g, part});

@@ -43,7 +43,8 @@ struct StreamJob : GemvJob {
 };
 
 template <int kRow, bool kA, bool kB>
-__global__ void __launch_bounds__(kWarpsAtOnce * 32) kernel(const __grid_constant__ StreamJob job) {
+__global__ void __launch_bounds__(kWarpsAtOnce * 32, kRow == 0 ? 2 : 1)
+    kernel(const __grid_constant__ StreamJob job) {
   constexpr int TM = kTiles[kRow].TM;
   using Loop = GemvStream<TM, kA, kB>;
   using One = Warp<TM, kA, kB>;
@@ -58,13 +59,12 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32) kernel(const __grid_constan
     const Loop loop{mine.ring, mine.landed, g, part, job.maps};
     loop.multiply(job.split_k_slices > 1 ? g.split_k_size : g.k,
                   [&](int64_t chain, const typename Loop::Sums& sums, uint32_t sure) {
-                    if (job.split_k_slices == 1) sure = 0xffffffffu;
 #pragma unroll
                     for (int r = 0; r < Loop::kRows; ++r)
 #pragma unroll
                       for (int c = 0; c < Loop::kColumns; ++c) {
                         const int i = Loop::row(r), j = Loop::column(c);
-                        const float sum = sure >> j & 1 ? sums[r][c] : bits_to_float(0x7fffffffu);
+                        const float sum = sure >> j & 1 ? sums[r][c] : bits_to_float(kUnsure);
                         if (job.in_cluster)
                           mine.sums[chain - part.chain][i * kStreamColumns + j] = sum;
                         else job.leave(g, chain, part.i0 + i, part.j0 + j, sum);
