@@ -163,7 +163,7 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
     const uint32_t all = scales.all_uncertain();
     if (scales.needs_chains(flags)) {
       worst = Fate::chained;
-    } else if (all > kMostListed || (all > 0 && g.beta != 0.f)) {
+    } else if (all > most_listed(g.k) || (all > 0 && g.beta != 0.f)) {
       worst = Fate::recomputed;
     } else if (all > 0) {
       worst = Fate::listed, listed = all;
