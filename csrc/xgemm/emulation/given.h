@@ -58,12 +58,17 @@ struct GivenUnit {
     const int64_t j0 = j + column;
     const int width = static_cast<int>(min_of(g.n - j0, 4));
     const bool whole = width == 4 && g.d.wide() && g.beta == 0.f && g.act == Act::none;
-    GivenBy by_column[4];
-    uint32_t of_columns = 0;  // a bit each
+    // Of the thread's columns, a bit each: those that are given, by what is not finite.
+    uint32_t of_columns = 0, not_finite = 0;
+    float of_column[4];
+    const float* by_column[4];  // the other factor, in row 0
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      by_column[w] = columns[column + w];
-      of_columns |= static_cast<uint32_t>(by_column[w].given()) << w;
+      const GivenBy by = columns[column + w];
+      of_columns |= static_cast<uint32_t>(by.given()) << w;
+      not_finite |= static_cast<uint32_t>(!by.finite()) << w;
+      of_column[w] = by.x;
+      by_column[w] = g.a.ptr(0, by.given() ? by.at : 0);
     }
 #pragma unroll 1
     for (int first = warp / kAcross * 4 + lane / 8; first < kRows; first += kStep * kAtOnce) {
@@ -71,30 +76,33 @@ struct GivenUnit {
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const GivenBy by_row = rows[first + n * kStep];
-        const int64_t r = min_of(i + first + n * kStep, g.m - 1);
-        if (!by_row.given() && !of_columns) continue;
+        const uint32_t of_row = those_of(by_row, not_finite);
+        const int64_t r = min_of(i + first + n * kStep, g.m - 1) * g.a.rs;
+        const float* const b = g.b.ptr(by_row.given() ? by_row.at : 0, j0);
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const bool of_row = is_of_row(by_row, by_column[w]);
-          const int64_t at = of_row ? by_row.at : by_column[w].at;
-          if (w < width && (of_row || of_columns >> w & 1))
-            z[n][w] = *(of_row ? g.b.ptr(at, j0 + w) : g.a.ptr(r, at));
-        }
+        for (int w = 0; w < 4; ++w)
+          if (w < width && (of_row | of_columns) >> w & 1)
+            z[n][w] = *(of_row >> w & 1 ? b + w * g.b.cs : by_column[w] + r);
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const GivenBy by_row = rows[first + n * kStep];
+        const uint32_t of_row = those_of(by_row, not_finite), given = of_row | of_columns;
         const int64_t r = i + first + n * kStep;
-        if ((!by_row.given() && !of_columns) || r >= g.m) continue;
+        if (given == 0 || r >= g.m) continue;
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          const bool of_row = is_of_row(by_row, by_column[w]);
-          z[n][w] = fmaf(of_row ? by_row.x : by_column[w].x, z[n][w], 0.f);
+          z[n][w] = fmaf(of_row >> w & 1 ? by_row.x : of_column[w], z[n][w], 0.f);
           if (g.k > 1) z[n][w] += 0.f;  // a product of -0 is followed, or led, by others of 0
-          if (of_row && !by_column[w].finite() && by_column[w].at != by_row.at) [[unlikely]]
-            z[n][w] += g.a(r, by_column[w].at) * by_column[w].x;
         }
-        if (whole && (by_row.given() || of_columns == 15)) {
+        if (not_finite && of_row && !by_row.finite()) [[unlikely]] {
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            const uint32_t at = columns[column + w].at;
+            if (not_finite >> w & 1 && at != by_row.at) z[n][w] += g.a(r, at) * of_column[w];
+          }
+        }
+        if (whole && given == 15) {
           float* const d = g.d.ptr(r, j0);
           simt::expect_aligned(d, 16);
           __stcg(reinterpret_cast<float4*>(d),
@@ -105,7 +113,7 @@ struct GivenUnit {
         // The four rotate, so that no index is dynamic.
 #pragma unroll 1
         for (int w = 0; w < width; ++w) {
-          if (by_row.given() || of_columns >> w & 1) g.store(r, j0 + w, z[n][0]);
+          if (given >> w & 1) g.store(r, j0 + w, z[n][0]);
           z[n][0] = z[n][1], z[n][1] = z[n][2], z[n][2] = z[n][3];
         }
       }
@@ -122,9 +130,10 @@ struct GivenUnit {
     return {s.at, p[s.at * step]};
   }
 
-  // Whether the row gives a result, and not the column: what is not finite goes before what is.
-  __device__ static __forceinline__ bool is_of_row(const GivenBy& row, const GivenBy& column) {
-    return row.given() && (!row.finite() || column.finite());
+  // Which of four results the row gives, and not the column: what is not finite goes before what
+  // is.
+  __device__ static __forceinline__ uint32_t those_of(const GivenBy& row, uint32_t not_finite) {
+    return !row.given() ? 0u : row.finite() ? 15u & ~not_finite : 15u;
   }
 };
 
