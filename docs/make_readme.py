@@ -4,7 +4,7 @@
     python docs/make_readme.py --check    # writes nothing; exit code 1 when something is stale
 
 A page has blocks, ``<!-- figures: NAME -->`` to ``<!-- end -->``, whose lines `BLOCKS` makes. Every
-figure comes from the newest record of its kind in benchmarks/results/h200; ideas and rungs are from
+figure comes from the newest record of its kind in benchmarks/results/*; ideas and rungs are from
 the registry, and which stages a GPU would run from the selector.
 """
 
@@ -33,7 +33,7 @@ from xgemm_torch.timing import tflops  # noqa: E402
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "measurements.md")
 CHART = ROOT / "docs" / "images" / "speed-and-error.svg"
-RECORDS = ROOT / "benchmarks" / "results" / "h200"
+RECORDS = ROOT / "benchmarks" / "results"  # a folder for each GPU model
 BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PRECISIONS = ("ieee", "fp32")
 SQUARES = (1024, 2048, 4096, 8192)
@@ -67,9 +67,9 @@ GPUS = (
 
 @cache
 def newest(kind: str) -> tuple[str, dict[str, Any]]:
-    """Give the name and the content of the newest record whose name ends with this kind."""
-    path = max(RECORDS.glob(f"*-{kind}.json"), key=lambda path: path.name)
-    return path.name, records.read(path)
+    """Give the place and the content of the newest record whose name ends with this kind."""
+    path = max(RECORDS.glob(f"*/*-{kind}.json"), key=lambda path: path.name)
+    return path.relative_to(RECORDS).as_posix(), records.read(path)
 
 
 @cache
@@ -216,12 +216,13 @@ def gpus() -> list[str]:
             )))
             for precision in PRECISIONS
         }  # fmt: skip
-        here = [device for device in sorted(devices) if device.split()[-1] in names]
-        known = ", ".join(device.split()[-1] for device in here)
+        models = {model for name in names.split("; ") for model in name.split(", ")}
+        here = sorted(model for model in models if any(model in d.split() for d in devices))
+        known = ", ".join(here)
         capabilities = ", ".join(f"sm_{sm}" for sm, _ in chips)
         rows.append((
             f"{names} ({capabilities})", code, taken["fp32"], taken["ieee"],
-            f"{known} only" if known else "no",
+            f"{known} only" if known and len(here) < len(models) else known or "no",
         ))  # fmt: skip
     return table(("GPU", "code", '`"fp32"` at 4096', '`"ieee"` at 4096', "measured"), rows)
 
@@ -345,7 +346,7 @@ def sources() -> list[str]:
         device = facts.get("device") or record["environment"]["device"]
         by = facts.get("command", "-")
         rows.append((
-            f"[{name}](../benchmarks/results/h200/{name})", device,
+            f"[{name}](../benchmarks/results/{name})", device,
             facts.get("torch") or record.get("environment", {}).get("torch", "not on record"),
             f"`{facts['commit'][:10]}`" if "commit" in facts else "not on record",
             f"`{by}`" if by != "-" else "not on record",
@@ -444,7 +445,7 @@ def training() -> list[str]:
         ms = record["interleaved_ms"]
         rows.append((
             what, f"{ms['stock']:.0f} ms", f"{ms['converted']:.0f} ms",
-            f"{record['difference']['largest']:.1e}", f"`{name}`",
+            f"{record['difference']['largest']:.1e}", f"`benchmarks/results/{name}`",
         ))  # fmt: skip
     head = ("stock layers by", "stock", "converted", "losses differ by at most", "record")
     return table(head, rows)

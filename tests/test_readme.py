@@ -23,7 +23,7 @@ import kinds  # noqa: E402
 import records  # noqa: E402
 import shapes  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results" / "h200"
+RESULTS = ROOT / "benchmarks" / "results"
 PROBLEMS = {p.label: p for p in shapes.suite()}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MEASUREMENTS = "docs/measurements.md"
@@ -38,7 +38,7 @@ all_stages = pytest.mark.skipif(
 
 @cache
 def newest(kind: str) -> dict[str, Any]:
-    return records.read(max(RESULTS.glob(f"*-{kind}.json"), key=lambda path: path.name))
+    return records.read(max(RESULTS.glob(f"*/*-{kind}.json"), key=lambda path: path.name))
 
 
 def block(text: str, name: str) -> str:

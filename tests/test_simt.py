@@ -340,6 +340,8 @@ def test_a_right_kernel_needs_all_its_sites(probe, site, order):
 SPLIT_K_SIZE = 32
 # Of multiprocessors: few enough that a deep product is shared out among clusters of two, too.
 FEW = 4
+# What operands hold.
+WAYS_DATA = ("normal", "graded", "given")
 
 
 class Way(NamedTuple):
@@ -356,8 +358,11 @@ class Way(NamedTuple):
         """The stage's product, on few multiprocessors."""
         a, b, flags = problems.operands(
             *self.size, self.k, self.layout, batch=(self.batch, None),
-            data="normal" if data == "graded" else data,
+            data="normal" if data in ("graded", "given") else data,
         )  # fmt: skip
+        if data == "given":  # every other row of A has one element
+            a = a.clone()
+            (a.mT if flags["trans_a"] else a)[..., ::2, 1:] = 0
         if data == "graded":  # A's k over 2^-60 to 2^60, B's the other way: parts lose all of it
             reach = 120 if stage == "wgmma_narrow" else 60
             size = torch.exp2(torch.linspace(-reach, reach, self.k))
@@ -419,7 +424,7 @@ def came_to():
         for way in ways(stage):
             # With operands that parts cannot hold what makes units anew has work, too: more units
             # than blocks, and fewer.
-            kinds = ("normal", "graded") if way.batch or way.k > 1000 else ("normal",)
+            kinds = WAYS_DATA if way.batch or way.k > 1000 else ("normal",)
             for data, row in itertools.product(kinds, range(len(stage.tiles))):
                 _C.simt_forget_sites()
                 way.run(stage.name, row, data)
@@ -509,7 +514,8 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
     comes to one.
 
     A way may come to a site and not need it: a block with one tile shares nothing with the next.
-    What makes units anew needs them only where parts lose some: graded operands.
+    What makes units anew needs them only where parts lose some, graded operands, or where single
+    elements give results.
     """
     name = came_to[site][0][0]
     ways_of: dict[int, list[Way]] = {}
@@ -517,7 +523,7 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
         if stage == name:
             ways_of.setdefault(row, []).append(way)
     for row, all_ways in ways_of.items():
-        for way, data in itertools.product(all_ways, ("normal", "graded")):
+        for way, data in itertools.product(all_ways, WAYS_DATA):
             if fault := way.fault(name, row, data, skip=site, order=order):
                 break
         assert fault, f"row {row} does without it"
