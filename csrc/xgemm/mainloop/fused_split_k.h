@@ -50,11 +50,11 @@ XGEMM_HD TileCoord tile_coord(const SplitKJob& job, unsigned tile, int BM) {
   return {static_cast<int64_t>(tile % tiles_m) * BM, static_cast<int64_t>(tile / tiles_m) * kLong};
 }
 
-// Split-K: into how many parts so many slices are cut: those for which a large GPU is done first, a
-// block a multiprocessor; clusters leave some of those places empty. A block is worth some slices
-// more than its own. A block that has all of K stores what it has. The blocks of a cluster add up
-// what they have themselves, each its part of the tile; others leave that to a launch more. Fits
-// what was measured of narrow products (H200, 2026-11-22).
+// Split-K: into how many parts the slices of so many tiles, those of all matrices, are cut: those
+// for which a large GPU is done first, a block a multiprocessor; clusters leave some of those
+// places empty. A block is worth some slices more than its own. A block that has all of K stores
+// what it has. The blocks of a cluster add up what they have themselves, each its part of the tile;
+// others leave that to a launch more. Fits what was measured of narrow products (H200, 2026-11-22).
 struct SplitK {
   int64_t count = 1;
   bool cluster = true;
@@ -90,7 +90,8 @@ inline SplitKPlan plan_split_k(const Gemm& all, const Tile& t, void* workspace) 
   job.tiles_m = ceil_div(g.m, t.BM);
   job.tiles = tile_count(g, t.BM, kLong);
   const int64_t slices = std::max<int64_t>(1, ceil_div(g.k, t.BK));
-  const SplitK split = split_k_slices_of(job.tiles, slices);
+  const SplitK split =
+      split_k_slices_of(job.tiles * std::clamp<int64_t>(g.batch, 1, kMaxGridZ), slices);
   const int64_t each = ceil_div(slices, split.count);
   job.split_k_slices = ceil_div(slices, each);
   job.cluster = split.cluster || job.split_k_slices == 1;
