@@ -7,6 +7,7 @@ import json
 import problems
 import pytest
 import torch
+from test_stages import on_every_device
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import xgemm_torch
@@ -60,6 +61,29 @@ def test_explain_counts(name):
     plain = xgemm_torch.explain(a, b, kernel=name)
     assert (plain.recomputed, plain.counted) == (None, False) and plain.units is not None
     assert "anew" not in str(plain)
+
+
+@on_every_device
+@pytest.mark.parametrize(
+    ("k", "few", "beta", "units"),
+    [(70, 1, 0.0, 0), (70, 16, 0.0, 0), (70, 17, 0.0, 1), (70, 16, 0.5, 1), (40, 1, 0.0, 1),
+     (4096, 16, 0.0, 0), (4097, 4, 0.0, 0), (4097, 5, 0.0, 1)],
+)  # fmt: skip
+def test_few_results_are_recomputed_each_for_itself(k, few, beta, units, device):
+    """Of one row, which the limbs would miss by far; of every tile of the stage."""
+    a, b = problems.normal(130, k), problems.normal(k, 300)
+    a[5, 0], b[0] = 2.0**40, 1.0
+    b[0, 150 : 150 + few] = 0
+    c = problems.normal(130, 300) if beta else None
+    exact = 1.5 * (a.double() @ b.double()) + (beta * c.double() if beta else 0)
+    size = 1.5 * (a.double().abs() @ b.double().abs()) + (beta * c.double().abs() if beta else 0)
+    operands = [None if x is None else x.to(device) for x in (a, b, c)]
+    tiles = next(s for s in xgemm_torch.stages() if s.name == "wgmma_fp16x3").tiles
+    for row in range(len(tiles)):
+        with simt.configure(row=row), xgemm_torch.count_recomputed(device) as count:
+            got = xgemm_torch.sgemm(*operands, alpha=1.5, beta=beta, kernel="wgmma_fp16x3").cpu()
+        assert count.units == units
+        assert ((got - exact).abs() <= 8 * 2.0**-24 * size).all()
 
 
 def test_every_matrix_of_a_batch_has_units():

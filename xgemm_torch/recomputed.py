@@ -1,9 +1,10 @@
 """How much of a product could not be certified and was made anew by FP32 operations.
 
 The tensor-core stages certify each result by its own magnitude (docs/design.md). Units of 64 rows
-by 128 columns (64 in `mma_fp16x3`'s smallest tile) in which one is uncertain are made anew in a
-launch behind the product; those of a tile of `mma_fp16x3` together. Nobody counts them unless asked
-to.
+by 128 columns (64 in `mma_fp16x3`'s smallest tile) in which some are uncertain are made anew in a
+launch behind the product; those of a tile of `mma_fp16x3` together. Of a unit of `wgmma_fp16x3` or
+`wgmma_bf16x6` with up to 16 such results (4 if K > 4096, none if K < 64 or C is added) those alone
+are made anew, and it does not count. Nobody counts units unless asked to.
 """
 
 from __future__ import annotations

@@ -42,9 +42,6 @@ enum RangeFlags : uint32_t {
   kFar = 32,  // its scale, with another such, leaves FP32's exponents
 };
 
-// The longest row that is decomposed.
-constexpr int64_t kMostDecomposed = int64_t{UINT32_MAX} - 1;
-
 // What is known of a row besides its limbs; 16 bytes, read as one.
 struct alignas(16) RowScale {
   int32_t exponent = 0;  // t = x * 2^exponent
@@ -100,23 +97,21 @@ XGEMM_HD bool is_certain(const Doubt& a, const Doubt& b, float acc) {
   return fabsf(acc) >= fmaf(a.loss, b.norm, a.norm * b.loss);
 }
 
-// Whether only the chain can tell. By Cauchy-Schwarz no partial sum of it exceeds |a||b|.
-XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
-  const uint32_t any = a.flags | b.flags;
-  if (any & kNan) return false;
-  if (any & kInfinities) return true;
-  const float most = a.norm * b.norm;  // scaled; below 2^64 for any K
-  return (any & kFar) && most > 0.f && std::ilogb(most) - a.exponent - b.exponent >= 126;
-}
-
 // How far a row's products reach: with a column's, and one more, at least the exponent of any
-// partial sum. Where the most of a tile's rows and of its columns stay below 126, so does every
-// pair.
+// partial sum, since by Cauchy-Schwarz none exceeds |a||b|. The most of a tile's rows and of its
+// columns are a pair of it.
 constexpr int kNoReach = -(1 << 20);
 XGEMM_HD int reach_of(const RowScale& s) {
   return (s.flags & kNan) || s.norm == 0.f ? kNoReach : std::ilogb(s.norm) - s.exponent;
 }
 XGEMM_HD bool may_overflow(int reach_a, int reach_b) { return reach_a + reach_b + 1 >= 126; }
+
+// Whether only the chain can tell.
+XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
+  const uint32_t any = a.flags | b.flags;
+  if (any & kNan) return false;
+  return (any & kInfinities) || ((any & kFar) && may_overflow(reach_of(a), reach_of(b)));
+}
 
 // `acc`: the product of limbs, still scaled.
 XGEMM_HD Fate fate_of(const EmulationScheme& s, const RowScale& a, const RowScale& b, float acc) {

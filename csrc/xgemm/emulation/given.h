@@ -14,7 +14,7 @@ inline namespace XGEMM_FLAVOUR {
 
 // The element that gives a row's results.
 struct GivenBy {
-  static constexpr uint32_t kNone = 0xffffffffu;  // as `at`: the row is not given
+  static constexpr uint32_t kNone = 0xffffffffu;  // no place along k (can_decompose): not given
   uint32_t at;  // its place along k
   float x;
 
@@ -23,7 +23,6 @@ struct GivenBy {
     return fabsf(x) <= std::numeric_limits<float>::max();
   }
 };
-static_assert(kMostDecomposed < GivenBy::kNone);
 
 // A unit of D, by kThreads threads.
 template <int kThreads, int kRows, int kColumns>

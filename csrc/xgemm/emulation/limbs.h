@@ -27,7 +27,7 @@ struct Limbs {
 
 // An element's place along K is told in 32 bits.
 inline Status can_decompose(const Gemm& g) {
-  return g.k > kMostDecomposed ? "decomposes rows of fewer than 2^32 elements of K" : nullptr;
+  return g.k > int64_t{UINT32_MAX} ? "decomposes rows of fewer than 2^32 elements of K" : nullptr;
 }
 
 // Room for so many limbs of each of rows * matrices * k elements.

@@ -1,6 +1,6 @@
 // smem -> registers -> bf16 limbs: operands are decomposed on their way to the tensor cores, one
 // into registers and one into shared memory, all 24 bits of an element, whatever its row. The range
-// of what has been decomposed decides which results need a certificate (settle.h).
+// of what has been decomposed decides which results need a certificate (range_certificate.h).
 #pragma once
 
 #include "xgemm/device/copy/tma_slice.h"

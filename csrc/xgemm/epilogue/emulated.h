@@ -3,7 +3,6 @@
 #pragma once
 
 #include <bit>
-#include <limits>
 #include <type_traits>
 
 #include "xgemm/device/ptx/base.h"

@@ -294,8 +294,8 @@ __device__ __forceinline__ void multiply_tiles(ShortRing<T, kA, kB>& ring, const
 // What is not certain of the sums that a thread stores, four neighbours in every kStep-th row,
 // by the chain: of a short K that is as good as any other way.
 template <int kStep, int kPitch>
-__device__ __forceinline__ void settle_rows(const Gemm& g, const Certainty& certain, float* sums,
-                                            int64_t i, int64_t j, int rows) {
+__device__ __forceinline__ void chain_rows(const Gemm& g, const Certainty& certain, float* sums,
+                                           int64_t i, int64_t j, int rows) {
 #pragma unroll 1
   for (auto left = static_cast<int>(min_of(g.m - i, rows)); left > 0;
        left -= kStep, i += kStep, sums += kStep * kPitch) {
@@ -340,8 +340,8 @@ __device__ __forceinline__ void store_tiles(ShortRing<T, kA, kB>& ring, const Sh
         }
       } else {
         if (!certain.always()) [[unlikely]]
-          settle_rows<kWarps, sums.kPitch>(g, certain, &sums.d[first][column], i + first, j,
-                                           64 - first);
+          chain_rows<kWarps, sums.kPitch>(g, certain, &sums.d[first][column], i + first, j,
+                                          64 - first);
 #pragma unroll 1
         for (int r = first; r < 64; r += kWarps) {
           float x[4];

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "xgemm/device/copy/gmem.h"
-#include "xgemm/emulation/settle.h"
+#include "xgemm/emulation/range_certificate.h"
 #include "xgemm/mainloop/fused_emulated.h"
 
 namespace xgemm {

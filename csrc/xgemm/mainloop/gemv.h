@@ -19,7 +19,7 @@ struct GemvPart {
   int64_t i0, j0, k0, k1, chain;
 };
 
-// The largest finite magnitude of every 32nd of k from the lane's on. Never inlined: its loads
+// The largest finite magnitude of every 32nd of k from the lane's on. Few loads at a time: they
 // would take registers of those that multiply.
 __device__ __forceinline__ float finite_most(const float* p, int64_t step, int64_t k) {
   constexpr int kAhead = 4;

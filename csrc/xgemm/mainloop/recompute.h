@@ -37,6 +37,7 @@ struct RecomputeMap {
     return lists + unit_at(z, i, j, columns) * kMostListed;
   }
   XGEMM_HD Fate fate(int64_t unit) const { return static_cast<Fate>(fates[unit] & 255u); }
+  XGEMM_HD uint32_t listed(int64_t unit) const { return fates[unit] >> 8; }
 
   // By one thread, of the unit at (i, j) of matrix z, if there is one.
   __device__ __forceinline__ void mark(const Gemm& g, int64_t z, int64_t i, int64_t j, int columns,
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
                       o.j);
     __syncthreads();
     shared.given.store(g, o.i, o.j);
-    const uint32_t listed = job.map.fates[unit] >> 8;
+    const uint32_t listed = job.map.listed(unit);
 #pragma unroll 1
     for (uint32_t e = 0; e < listed; ++e) {
       const int at = job.map.lists[unit * kMostListed + e];
