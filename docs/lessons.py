@@ -23,6 +23,8 @@ CORES = {
     "tma_gemv": ("mainloop/gemv_tma.h", "multiply"),
     "whole_k": ("mainloop/small_tile.h", "multiply_whole_k"),
     "wgmma_short": ("mainloop/fused_emulated_short_k.h", "multiply_tiles"),
+    "short_k": ("33_short_k.cu", "kernel"),
+    "dot": ("34_dot.cu", "kernel"),
 }
 
 # What the template arguments of the kernels say.
@@ -76,6 +78,8 @@ ORIGINS = {
     "tma_gemv": "This project.",
     "whole_k": "This project.",
     "wgmma_short": "This project.",
+    "short_k": "This project.",
+    "dot": "This project. cuBLAS, too, has a warp or more for each element of such products.",
 }
 
 # Words of the code: what, its header, what it means.
@@ -172,6 +176,8 @@ SPECIAL = (
     "tma_gemv",
     "whole_k",
     "wgmma_short",
+    "short_k",
+    "dot",
 )
 
 LESSONS = {
@@ -525,4 +531,32 @@ With sums so short none is promoted late: what the smaller products come to, and
 largest do, is added to an FP32 register after each slice. Elements that three limbs cannot hold
 are told by those who split to those who store, tile by tile. What is left is the split: a tile's
 columns keep one warpgroup longer than memory needs for the tile.""",
+    "short_k": """\
+With K = 16 an element of D is 16 products, and everything else that is done for it weighs as much:
+its share of the copies, of the addresses, of the epilogue's choices. cuBLAS's kernels for such
+problems execute half the instructions of this ladder's rungs, at the same issue rate, and that is
+their lead. So this rung counts instructions. All that a block needs of K, up to 64, is copied at
+once, so there is one wait and no ring to keep. Copies go past the registers, 4 or 16 bytes at a
+time, from wherever operands begin: no launch before makes aligned rows of them. Four of them follow
+one another without an address between, since ptxas sets every run of asynchronous copies apart with
+three instructions. Padding is for the last four of K alone.
+
+Where D's rows cannot be stored in vectors, a thread's four columns lie apart, so that neighbouring
+lanes write neighbouring floats: four in a row for each thread would write each sector four times in
+parts. The epilogue asks once whether rows are whole, and a column's address is a constant away from
+the row's.""",
+    "dot": """\
+A product with one column is as many dot products as A has rows, and a chain that is longer than a
+few hundred k keeps one thread waiting for itself. If only FP32 accuracy is promised and not the
+bits of the chain, an element can have a team: 8 lanes where K is short, a warp, a block, or a
+cluster of eight blocks where rows are few and long. Lane t multiplies k = t, t + T, t + 2T and so
+on, so that a warp reads 128 bytes that lie together, from any offset, and 16 loads of each operand
+are on their way before the first product. Sums meet by shuffles, in the block's shared memory, then
+in the cluster's; a tree rounds less than the chain does.
+
+What a tree may not do is to overflow where the chain would not, or the other way round. Each
+thread also sums magnitudes. Where that sum is far from the end of FP32's range, no order of the
+products can reach it. An infinity stays one in whatever order: then finite operands alone are
+counted again. What is left, finite products that come near the largest float, is made as one chain
+by one thread.""",
 }

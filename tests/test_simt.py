@@ -236,6 +236,11 @@ RIGHT_SITES = [
 SHORT = 45  # of k: several slices of a stage without a ring, and a part of one
 
 
+def size_of(stage: xgemm_torch.Stage) -> tuple[int, int]:
+    """Results enough for several tiles; one, where a team of a cluster's threads is for few."""
+    return (1, 1) if stage.name == "dot" else (70, 40)
+
+
 def depth(stage: xgemm_torch.Stage) -> int:
     """A K of several slices more than the stage has in flight, and a part of one."""
     return max(SHORT, *(tile.BK * (tile.buffers + 4) + 5 for tile in stage.tiles))
@@ -396,6 +401,8 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
         return [Way(depth(stage)), Way(500, batch=FEW + 1)]
     if stage.name == "outer":
         return [Way(depth(stage)), Way(8)]  # slices of A; a strip of rows
+    if stage.name == "dot":  # a cluster's threads for a result, and a warp's
+        return [Way(9000, size=size_of(stage)), Way(300)]
     if stage.name in ("gemv", "tma_gemv"):
         # Several chains; one that is longer than the ring; more than meet in a cluster. With no
         # more blocks than multiprocessors they take turns with the launch before.
@@ -464,11 +471,13 @@ def test_every_site_is_needed(site, layout, order):
     file = site.split(":")[0]
     stage = next(stage for stage in xgemm_torch.stages() if stage.file == file)
     kinds = {SITES[s] for s in SITES if s.startswith(file)}
-    if stage.split_k or "cluster barrier" in kinds:
+    if stage.name == "dot":
+        k = 9000
+    elif stage.split_k or "cluster barrier" in kinds:
         k = 300  # enough for a cluster of blocks to share
     else:
         k = depth(stage) if kinds & {"wait", "mbarrier wait"} else SHORT
-    a, b, flags = problems.operands(70, 40, k, layout, data=data_of(stage))
+    a, b, flags = problems.operands(*size_of(stage), k, layout, data=data_of(stage))
     rows = [row for row, sites in enumerate(sites_of_rows(stage, k, layout)) if site in sites]
     some = ("split_k", "tma_gemv")  # rows of which do without a cluster
     assert rows and (len(rows) == len(stage.tiles) or stage.name in some)
@@ -497,7 +506,7 @@ def sites_of_rows(stage: xgemm_torch.Stage, k: int, layout: str) -> list[list[st
 
     The row of split_k that does without a workspace has no block that waits for another.
     """
-    a, b, flags = problems.operands(70, 40, k, layout, data=data_of(stage))
+    a, b, flags = problems.operands(*size_of(stage), k, layout, data=data_of(stage))
     found = []
     for row in range(len(stage.tiles)):
         _C.simt_forget_sites()

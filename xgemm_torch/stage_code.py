@@ -39,6 +39,8 @@ PREDECESSOR = {
     "tma_gemv": ("gemv", "both are for few rows, and warps have their own share of K"),
     "whole_k": ("cp_async_pipelined", "it has the same ring of slices, and as many on their way"),
     "wgmma_short": ("wgmma_narrow", "both split operands on their way"),
+    "short_k": ("outer", "both are for a short K, and have the same epilogue"),
+    "dot": ("gemv", "both read the large operand once; here a team has an element, not a chain"),
 }
 
 # Headers that belong to a stage's code; the first has the main loop.

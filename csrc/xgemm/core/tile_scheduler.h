@@ -40,7 +40,7 @@ inline Gemm rows_first(const Gemm& g) { return has_more_rows(g) ? transposed(g) 
 
 // Whether neighbouring lanes should walk an operand along k. `rows` is A as it is or B transposed:
 // its rows run along k.
-inline bool along_k(const View<const float>& rows, int64_t length, int64_t k) {
+XGEMM_HD bool along_k(const View<const float>& rows, int64_t length, int64_t k) {
   if (rows.cs == rows.rs) return k >= length;
   return k > 1 && (length <= 1 || rows.cs < rows.rs);
 }

@@ -81,15 +81,29 @@ __device__ __forceinline__ void store(const Gemm& g, float (&acc)[kCount][kColum
     });
   if (g.act != Act::none) each([&](int, int, float x) { return activate(g.act, x); });
   float* d = g.d.ptr(i, j);
+  const int rows = static_cast<int>(min_of(g.m - i, kCount));
+  if (whole) {
 #pragma unroll
-  for (int r = 0; r < kCount; ++r, d += g.d.rs)
-    if (whole && i + r < g.m) {
-      store4(d, make_float4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
-    } else {
+    for (int r = 0; r < kCount; ++r, d += g.d.rs)
+      if (r < rows) {  // no plain assignment: that would be taken apart, as store_row4's
+        simt::expect_aligned(d, 16);
+        __stcg(reinterpret_cast<float4*>(d),
+               make_float4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+      }
+  } else if (g.d.cs == 1) {
+    const int columns = static_cast<int>(min_of(g.n - j, 4 * kStep));
+#pragma unroll
+    for (int r = 0; r < kCount; ++r, d += g.d.rs)
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        if (r < rows && c * kStep < columns) d[c * kStep] = acc[r][c];
+  } else {
+#pragma unroll
+    for (int r = 0; r < kCount; ++r)
 #pragma unroll
       for (int c = 0; c < 4; ++c)
         if (exists(r, c)) g.d(i + r, j + c * kStep) = acc[r][c];
-    }
+  }
 }
 
 }  // namespace XGEMM_FLAVOUR
