@@ -96,6 +96,7 @@ static const Register<run> stage(
      .min_sm = 90,
      .max_sm = 90,
      .strict = false,
+     .auto_choice = false,  // what range it cannot certify are chains: up to 88 times the time
      .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; }});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_short
