@@ -98,7 +98,7 @@ def test_scheme_and_workspace(name, batch):
     splits never leaves shared memory."""
     a, b = torch.ones(batch, 60, 70), torch.ones(batch, 70, 50)
     found = xgemm_torch.explain(a, b, kernel=name)
-    scheme = "ffma" if name in problems.STRICT else name.rpartition("_")[2]
+    scheme = "ffma" if name in (*problems.STRICT, "dot") else name.rpartition("_")[2]
     if name in ("wgmma_narrow", "wgmma_short"):
         scheme = "bf16x6"
     assert found.scheme.startswith(f"{scheme}: ")
