@@ -453,7 +453,8 @@ void test_detectors() {
     expect(throws([&] { simt::probe(name); }, "xgemm simt:") == faulty, "probe " + name);
   // Several slices of K more than a stage has in flight.
   Problem many = problem(70, 131, 165, {false, true, 0}, 1.f, 0.f);
-  // Whose launches of gemv have no more blocks than there are multiprocessors: they take turns.
+  // Whose launches of gemv and dot have no more blocks than there are multiprocessors: they take
+  // turns.
   Problem few = problem(9, 131, 165, {false, true, 0}, 1.f, 0.f);
   for (const auto& [kind, place] : simt::sites()) {
     const std::string file = place.substr(0, place.find(':'));
@@ -462,7 +463,7 @@ void test_detectors() {
         continue;
       // Chains enough for two blocks of the first row; few tiles, shared out among clusters; a row
       // that takes several launches.
-      Problem& p = s.name == "gemv" ? few : many;
+      Problem& p = s.name == "gemv" || s.name == "dot" ? few : many;
       p.g.split_k_size = s.split_k ? 32 : 0;
       const bool first = s.split_k || s.name == "wgmma_fp16x3";
       const int row = s.name == "tma_gemv"       ? 2
