@@ -1,7 +1,7 @@
 // With a short K what is not a product counts: a block copies all that it needs of K at once, past
 // the registers and from wherever operands begin, and its choices are made once, not per element.
+#include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "xgemm/device/fragment.h"
 #include "xgemm/device/launch.h"
@@ -9,7 +9,8 @@
 
 namespace xgemm::XGEMM_FLAVOUR::short_k {
 
-constexpr int kDepth = 64;  // of K, in shared memory at once
+constexpr int kDepth = 64;  // of K, in shared memory at once, in two chunks
+constexpr int kChunk = kDepth / 2;
 constexpr int kSlice = 4;  // what K is padded to, and what is unrolled
 
 constexpr Tile tile(int BM, int BN, int TM, int min_blocks, float rate) {
@@ -37,74 +38,103 @@ struct alignas(16) Row {
 
 constexpr int whole_slices(int depth) { return (depth + kSlice - 1) / kSlice * kSlice; }
 
-// What a block copies of an operand: `depth` of k from k0 on, of the rows from l0 on. Rows past the
-// last are another's, or zeros: nobody stores their results.
-struct Slice {
-  const View<const float>& rows;
-  int64_t l0, length, k0;
-  int depth;
-};
-
-// kAtOnce copies one after the other: ptxas sets a run of them apart with three instructions.
-constexpr int kAtOnce = 4;
-
-// To to[k * kPitch + l], for L rows that lie along k: 8 lanes side by side.
+// How a block copies one operand, chunk after chunk: L rows from l0 on. Rows past the last are
+// another's, or zeros: nobody stores their results. ptxas sets a run of copies apart with three
+// instructions: addresses first, then copies together.
 template <int kThreads, int L, int kPitch>
-__device__ __forceinline__ void copy_along(float* to, const Slice& s) {
-  constexpr int kRun = 8, kStep = kThreads / kRun, kEach = L / kStep;
-  const int l = threadIdx.x / kRun;
-  int k = threadIdx.x % kRun;
-  const float* p[kEach];
-#pragma unroll
-  for (int e = 0; e < kEach; ++e)
-    p[e] = s.rows.ptr(min_of(s.l0 + l + e * kStep, s.length - 1), s.k0 + k);
-  to += k * kPitch + l;
-#pragma unroll 1
-  for (; k < s.depth; k += kRun, to += kRun * kPitch) {
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) cp_async<4>(to + e * kStep, p[e]);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) p[e] += kRun * s.rows.cs;
-  }
-}
+class Copies {
+  // Rows that lie along k: 8 lanes side by side, a row and a thread's next kStep apart.
+  static constexpr int kRun = 8, kStep = kThreads / kRun, kEach = L / kStep;
+  // Rows side by side: a thread has W neighbours of every kApart<W>th k.
+  template <int W>
+  static constexpr int kLanes = L / W;
+  template <int W>
+  static constexpr int kApart = kThreads / kLanes<W>;
 
-// The same for rows side by side: a thread has W neighbours of every so manieth k.
-template <int kThreads, int L, int kPitch, int W>
-__device__ __forceinline__ void copy_across(float* to, const Slice& s) {
-  constexpr int kLanes = L / W, kStep = kThreads / kLanes;
-  const int l = threadIdx.x % kLanes * W;
-  int k = threadIdx.x / kLanes;
-  const auto left = static_cast<int>(min_of(s.length - s.l0, L)) - l;
-  const float* p = s.rows.ptr(s.l0 + (left > 0 ? l : 0), s.k0 + k);
-  const int64_t step = kStep * s.rows.cs;
-  to += k * kPitch + l;
-  if (W == 1 || left >= W) {
+  const View<const float>& rows;
+  const float* p;  // the thread's first element of the next chunk
+  int left;  // rows from the thread's first on
+  bool along, wide;
+
+ public:
+  __device__ __forceinline__ Copies(const View<const float>& rows_of, int64_t l0, int64_t length,
+                                    int64_t K)
+      : rows(rows_of), along(along_k(rows, length, K)), wide(rows.transposed().wide()) {
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int lanes = wide ? kLanes<4> : kLanes<1>;
+    const int l = along ? thread / kRun : thread % lanes * (wide ? 4 : 1);
+    left = static_cast<int>(min_of(length - l0, L)) - l;
+    p = rows.ptr(left > 0 ? l0 + l : length - 1, along ? thread % kRun : thread / lanes);
+  }
+
+  // To to[k * kPitch + l]: the next `depth` of K, and k of padding up to whole slices.
+  __device__ __forceinline__ void next(float* to, int depth, float pad) {
+    if (along) next_along(to, depth);
+    else if (wide) next_across<4>(to, depth);
+    else next_across<1>(to, depth);
 #pragma unroll 1
-    for (; k + (kAtOnce - 1) * kStep < s.depth; k += kAtOnce * kStep) {
+    for (int k = depth; k < whole_slices(depth); ++k)
+      if (threadIdx.x < L) to[k * kPitch + threadIdx.x] = pad;
+  }
+
+ private:
+  // kDeep runs of k from p on, `run` floats apart.
+  template <int kDeep>
+  __device__ __forceinline__ void copy_runs(float* to, int64_t run) const {
+    constexpr int kAtOnce = std::min(4, kEach);
+    const int64_t far = kStep * rows.rs;
+    const float* last = p;
+#pragma unroll
+    for (int e0 = 0; e0 < kEach; e0 += kAtOnce) {
       const float* from[kAtOnce];
 #pragma unroll
-      for (const float*& each : from) each = p, p += step;
+      for (int e = 0; e < kAtOnce; ++e) {
+        from[e] = last;
+        if ((e0 + e + 1) * kStep < left) last += far;  // no further than the last row
+      }
 #pragma unroll
-      for (int q = 0; q < kAtOnce; ++q) cp_async<4 * W>(to + q * kStep * kPitch, from[q]);
-      to += kAtOnce * kStep * kPitch;
+      for (int e = 0; e < kAtOnce; ++e)
+#pragma unroll
+        for (int q = 0; q < kDeep; ++q)
+          cp_async<4>(to + q * kRun * kPitch + (e0 + e) * kStep, from[e] + q * run);
     }
   }
+  __device__ __forceinline__ void next_along(float* to, int depth) {
+    int k = threadIdx.x % kRun;
+    to += k * kPitch + threadIdx.x / kRun;
+    if (depth == kChunk && rows.cs == 1) {
+      copy_runs<kChunk / kRun>(to, kRun);
+      p += kChunk;
+      return;
+    }
 #pragma unroll 1
-  for (; k < s.depth; k += kStep, to += kStep * kPitch, p += step)
-    if (W == 1 || left >= W) cp_async<4 * W>(to, p);
-    else cp_async_some<4 * W>(Smem(to), p, left > 0 ? left * 4 : 0);
-}
+    for (; k < depth; k += kRun, to += kRun * kPitch, p += kRun * rows.cs) copy_runs<1>(to, 0);
+  }
 
-// And k of padding up to whole slices.
-template <int kThreads, int L, int kPitch>
-__device__ __forceinline__ void copy(float* to, const Slice& s, bool along, float pad) {
-  if (along) copy_along<kThreads, L, kPitch>(to, s);
-  else if (s.rows.transposed().wide()) copy_across<kThreads, L, kPitch, 4>(to, s);
-  else copy_across<kThreads, L, kPitch, 1>(to, s);
+  template <int W>
+  __device__ __forceinline__ void next_across(float* to, int depth) {
+    constexpr int kNext = kApart<W>, kAtOnce = std::min(4, kChunk / kNext);
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int64_t far = kNext * rows.cs;
+    int k = thread / kLanes<W>;
+    to += k * kPitch + thread % kLanes<W> * W;
+    if (W == 1 || left >= W) {
 #pragma unroll 1
-  for (int k = s.depth; k < whole_slices(s.depth); ++k)
-    if (threadIdx.x < L) to[k * kPitch + threadIdx.x] = pad;
-}
+      for (; k + (kAtOnce - 1) * kNext < depth; k += kAtOnce * kNext) {
+        const float* from[kAtOnce];
+#pragma unroll
+        for (const float*& each : from) each = p, p += far;
+#pragma unroll
+        for (int q = 0; q < kAtOnce; ++q) cp_async<4 * W>(to + q * kNext * kPitch, from[q]);
+        to += kAtOnce * kNext * kPitch;
+      }
+    }
+#pragma unroll 1
+    for (; k < depth; k += kNext, to += kNext * kPitch, p += far)
+      if (W == 1 || left >= W) cp_async<4 * W>(to, p);
+      else cp_async_some<4 * W>(Smem(to), p, left > 0 ? left * 4 : 0);
+  }
+};
 
 // Where a thread's part of the tile is. kWide: D's rows are stored in vectors, and lanes lie as
 // 16-byte reads of shared memory want them; else a thread's columns are kStep apart, so that those
@@ -134,21 +164,28 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   XGEMM_SHARED_DYNAMIC(first, Row<T>);  // and so many as K has, up to kDepth
   const Gemm g = batch.at(blockIdx.z);
   const TileCoord o = swizzled_tile<uint32_t>(blockIdx.x, g.m, g.n, T.BM, T.BN, T.group);
-  const View<const float> columns = g.b.transposed();
-  const bool a_along = along_k(g.a, g.m, g.k), b_along = along_k(columns, g.n, g.k);
   const Mine mine;
+  const View<const float> bt = g.b.transposed();
+  Copies<T.threads(), T.BM, kPitch> rows(g.a, o.i, g.m, g.k);
+  Copies<T.threads(), T.BN, kPitch> columns(bt, o.j, g.n, g.k);
   float acc[T.TM][kColumns] = {};
   take_turn();
+  // Copies of a chunk are on their way while the one before is multiplied.
 #pragma unroll 1
-  for (int64_t k0 = 0; k0 < g.k; k0 += kDepth) {
-    const int depth = slice_depth(g.k, k0, kDepth);
-    if (k0 > 0) __syncthreads();  // all have read the slice before
-    copy<T.threads(), T.BM, kPitch>(first.a, {g.a, o.i, g.m, k0, depth}, a_along, kPadA);
-    copy<T.threads(), T.BN, kPitch>(first.b, {columns, o.j, g.n, k0, depth}, b_along, kPadB);
+  for (int64_t k0 = 0;; k0 += kChunk) {
+    constexpr int kBuffer = kChunk * kPitch;
+    const int buffer = k0 / kChunk % 2 * kBuffer;
+    if (k0 < g.k) {
+      const int depth = slice_depth(g.k, k0, kChunk);
+      rows.next(first.a + buffer, depth, kPadA);
+      columns.next(first.b + buffer, depth, kPadB);
+    }
     cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();
-    const Smem a_at(&first.a[mine.row]), b_at(&first.b[mine.column]);
+    if (k0 == 0) continue;
+    cp_async_wait<1>();
+    __syncthreads();  // the chunk before is there
+    const int depth = slice_depth(g.k, k0 - kChunk, kChunk), at = kBuffer - buffer;
+    const Smem a_at(&first.a[at + mine.row]), b_at(&first.b[at + mine.column]);
 #pragma unroll 1
     for (int k = 0; k < depth; k += kSlice)
 #pragma unroll
@@ -164,6 +201,8 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
         }
         outer_product<Order::columns>(acc, ra, rb);
       }
+    if (k0 >= g.k) break;
+    __syncthreads();  // all have read it
   }
   const int64_t j = o.j + mine.column;
   store<Mine::kStep>(g, acc, o.i + mine.row, j, kWide && j + 3 < g.n);
