@@ -22,7 +22,6 @@ CORES = {
     "tma_split_k": ("29_tma_split_k.cu", "work_tile"),
     "tma_gemv": ("mainloop/gemv_tma.h", "multiply"),
     "whole_k": ("mainloop/small_tile.h", "multiply_whole_k"),
-    "wgmma_short": ("mainloop/fused_emulated_short_k.h", "multiply_tiles"),
     "short_k": ("33_short_k.cu", "kernel"),
     "dot": ("34_dot.cu", "kernel"),
 }
@@ -53,7 +52,6 @@ REGISTERS: dict[str, tuple[tuple[int, int] | None, ...]] = {
     "wgmma_bf16x6": ((40, 232), (40, 232), None),
     "wgmma_narrow": ((64, 192), (64, 192), (64, 192), (64, 192)),
     "tma_split_k": ((88, 208), (80, 176)),
-    "wgmma_short": ((96, 160),),
 }
 
 # Where a stage that is in none of the published ladders has its technique from.
@@ -77,7 +75,6 @@ ORIGINS = {
     "tma_split_k": "This project: rungs 20 and 26 together.",
     "tma_gemv": "This project.",
     "whole_k": "This project.",
-    "wgmma_short": "This project.",
     "short_k": "This project.",
     "dot": "This project. cuBLAS, too, has a warp or more for each element of such products.",
 }
@@ -175,7 +172,6 @@ SPECIAL = (
     "tma_split_k",
     "tma_gemv",
     "whole_k",
-    "wgmma_short",
     "short_k",
     "dot",
 )
@@ -512,25 +508,6 @@ for that: a warp has 32 x 32 results, 8 x 4 a thread, or two warps 64 x 64, 8 x 
 read three eighths and a quarter of a float for a product where 2 x 4 reads three quarters. As many
 blocks as fit at a time walk over the batch, and the ring of slices runs on from matrix to matrix:
 the next one's are on their way while this one is multiplied and stored.""",
-    "wgmma_short": """\
-The gradient of a weight for a few rows of data has a short K and a large result: it is a matter of
-writing D. FP32 units are still busy with it for longer than that takes, and a split in a launch of
-its own writes its parts to memory and has them read again by every tile. So here, as in
-wgmma_narrow, operands are split on their way. What is new is who does what: two warpgroups only
-multiply, one only splits, one only stores. A block has tiles that follow each other along a row of
-D. A's rows are split once for all of them and stay in shared memory, where K is at most two slices;
-only B's columns come by, split by split.
-
-The sums leave the warps that made them through shared memory. That looks like a detour, and is what
-made the difference: straight from the registers of a tensor core's layout, a warp's store touches
-eight lines of memory with a quarter of each, and a multiprocessor takes one line after the other.
-A warp that reads a whole row from shared memory stores four lines, all of each, and whoever
-multiplies is at the next tile by then.
-
-With sums so short none is promoted late: what the smaller products come to, and then what the
-largest do, is added to an FP32 register after each slice. Elements that three limbs cannot hold
-are told by those who split to those who store, tile by tile. What is left is the split: a tile's
-columns keep one warpgroup longer than memory needs for the tile.""",
     "short_k": """\
 With K = 16 an element of D is 16 products, and everything else that is done for it weighs as much:
 its share of the copies, of the addresses, of the epilogue's choices. cuBLAS's kernels for such

@@ -94,12 +94,11 @@ def test_a_stage_asked_for(name, monkeypatch):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_scheme_and_workspace(name, batch):
     """Strict stages multiply the numbers themselves and need no room; others hold parts of all of
-    them, wgmma_narrow sums of each element of a tile and share of K, with a range. What wgmma_short
-    splits never leaves shared memory."""
+    them, wgmma_narrow sums of each element of a tile and share of K, with a range."""
     a, b = torch.ones(batch, 60, 70), torch.ones(batch, 70, 50)
     found = xgemm_torch.explain(a, b, kernel=name)
     scheme = "ffma" if name in (*problems.STRICT, "dot") else name.rpartition("_")[2]
-    if name in ("wgmma_narrow", "wgmma_short"):
+    if name == "wgmma_narrow":
         scheme = "bf16x6"
     assert found.scheme.startswith(f"{scheme}: ")
     assert f"{found.scheme}; {memory(found.workspace)} of workspace" in str(found)
@@ -111,7 +110,7 @@ def test_scheme_and_workspace(name, batch):
         ]
         assert any(room <= found.workspace <= room + 2 * 1024 for room in rooms)
         return
-    parts = 0 if name == "wgmma_short" else {"ffma": 0, "fp16x3": 2, "bf16x6": 3}[scheme]
+    parts = {"ffma": 0, "fp16x3": 2, "bf16x6": 3}[scheme]
     least = 2 * parts * (a.numel() + b.numel())
     assert least <= found.workspace <= 4 * least + 2**17
     assert bool(found.workspace) == bool(parts)

@@ -416,8 +416,6 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
         return [shallow]
     if stage.name == "wgmma_narrow":  # K shared out, in shares longer than the ring, and in one
         return [shallow, Way(6000), Way(20, batch=2)]
-    if stage.name == "wgmma_short":  # two tiles a block, by TMA and by copies
-        return [Way(k, batch=2 * FEW) for k in (200, 201)]
     # More units than blocks that make them anew.
     many = (FEW + 1, 2 * FEW) if any(t.producers for t in stage.tiles) else (2 * FEW,)
     return [shallow, *(Way(shallow.k, "TN", batch) for batch in many), Way(1100)]

@@ -188,8 +188,8 @@ def test_a_stage_of_parts_is_traced(stage):
     flags = {"trans_a": True, "trans_b": False}
     trace = simt.trace(stage, m, n, k, **flags)
     # Where operands are split ahead, behind the product a launch makes units anew: none here.
-    product = {"wgmma_short": 0, "dot": 0}.get(stage, 1)
-    assert len(trace.launches) == {"wgmma_short": 1, "wgmma_narrow": 2, "dot": 1}.get(stage, 3)
+    product = {"dot": 0}.get(stage, 1)
+    assert len(trace.launches) == {"wgmma_narrow": 2, "dot": 1}.get(stage, 3)
     assert set(trace.where(operand="D").column("launch").tolist()) == {product}
     seen = touched(stage, m, n, k, **flags)
     assert torch.equal(seen["D"], torch.ones(m, n))

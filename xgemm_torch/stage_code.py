@@ -38,7 +38,6 @@ PREDECESSOR = {
     "tma_split_k": ("tma_specialized", "the main loop is the same"),
     "tma_gemv": ("gemv", "both are for few rows, and warps have their own share of K"),
     "whole_k": ("cp_async_pipelined", "it has the same ring of slices, and as many on their way"),
-    "wgmma_short": ("wgmma_narrow", "both split operands on their way"),
     "short_k": ("outer", "both are for a short K, and have the same epilogue"),
     "dot": ("gemv", "both read the large operand once; here a team has an element, not a chain"),
 }
@@ -71,11 +70,6 @@ HEADERS = {
     ),
     "tma_gemv": ("mainloop/gemv_tma.h", "mainloop/gemv_teams.h", "device/copy/tma_slice.h"),
     "whole_k": ("mainloop/small_tile.h",),
-    "wgmma_short": (
-        "mainloop/fused_emulated_short_k.h",
-        "device/copy/tma_slice.h",
-        "emulation/register_limbs.h",
-    ),
 }
 
 

@@ -32,15 +32,6 @@ struct Reach {
 // The range of both operands' elements, A's in the lower half: a byte for the largest's exponent
 // field, 255 if some are not finite, and one for 255 less the smallest's, zeros apart. So ranges
 // are joined by each byte's maximum.
-__device__ __forceinline__ uint32_t join_ranges(uint32_t x, uint32_t y) {
-  uint32_t joint = 0;
-#pragma unroll
-  for (int byte = 0; byte < 32; byte += 8) {
-    const uint32_t a = x >> byte & 255u, b = y >> byte & 255u;
-    joint |= (a > b ? a : b) << byte;
-  }
-  return joint;
-}
 __device__ __forceinline__ uint32_t join_ranges_of_warp(uint32_t x) {
   uint32_t joint = 0;
 #pragma unroll
@@ -106,7 +97,6 @@ struct SharedLimbs {
   static constexpr int kChunks = kSliceK / 8;
   static constexpr int kRows = kL * kChunks > kThreads ? kL * kChunks / kThreads : 1;
   static constexpr int kLines = kL / kRows, kLineBytes = kSliceK * 2;
-  static constexpr int kAtOnce = kRows > 2 ? 1 : kRows;  // what registers have room for
   static_assert(kLines * kChunks <= kThreads && (kRows == 1 || kLines % 32 == 0));
   using Slice = char[3][kL * kLineBytes];
   using Raw = RawSlice<kL, kAlongK>;
@@ -117,7 +107,7 @@ struct SharedLimbs {
     if (kLines * kChunks < kThreads && thread >= kLines * kChunks) return;
     const int line = kAlongK ? thread / kChunks : thread % kLines;
     const int chunk = kAlongK ? thread % kChunks : thread / kLines;
-#pragma unroll kAtOnce
+#pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int r = line + i * kLines;
       float x[8];

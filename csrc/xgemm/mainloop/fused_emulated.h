@@ -39,7 +39,7 @@ struct NarrowRing {
   typename Rows::Slice slices[kNarrowBuffers];
   Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in limbs
   Mbarrier landed[kSlicesAhead], taken[kSlicesAhead];  // of slices as they are
-  uint32_t ranges[kRangeWarps];  // of what each warp has decomposed: see join_ranges
+  uint32_t ranges[kRangeWarps];  // of what each warp has decomposed: see join_ranges_of_warp
   uint32_t uncertain[kConsumerThreads / 32];  // of a warp's sums: see redo_uncertain ...
   float told;  // ... and what it gives, for the cluster
 

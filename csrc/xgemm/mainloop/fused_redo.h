@@ -27,7 +27,7 @@ struct FiniteTops {
     const uint32_t size = float_to_bits(x) & 0x7fffffffu;
     if (size < 0x7f800000u && size > top) top = size;
   }
-  // As a range (join_ranges), of the largest alone.
+  // As a range (join_ranges_of_warp), of the largest alone.
   __device__ __forceinline__ uint32_t range() const { return a >> 23 << 8 | b >> 23 << 24; }
 };
 
