@@ -9,7 +9,8 @@
 
 namespace xgemm::XGEMM_FLAVOUR::short_k {
 
-constexpr int kDepth = 64;  // of K, in shared memory at once
+constexpr int kDepth = 64;  // of K, in shared memory at once, in two chunks
+constexpr int kChunk = kDepth / 2;
 constexpr int kSlice = 4;  // what K is padded to, and what is unrolled
 
 constexpr Tile tile(int BM, int BN, int TM, int min_blocks, float rate) {
@@ -101,13 +102,10 @@ class Copies {
   __device__ __forceinline__ void next_along(float* to, int depth) {
     int k = threadIdx.x % kRun;
     to += k * kPitch + threadIdx.x / kRun;
-    constexpr int kDeep = 4;
-    if (rows.cs == 1) {
-#pragma unroll 1
-      for (; k + (kDeep - 1) * kRun < depth; k += kDeep * kRun, to += kDeep * kRun * kPitch) {
-        copy_runs<kDeep>(to, kRun);
-        p += kDeep * kRun;
-      }
+    if (depth == kChunk && rows.cs == 1) {
+      copy_runs<kChunk / kRun>(to, kRun);
+      p += kChunk;
+      return;
     }
 #pragma unroll 1
     for (; k < depth; k += kRun, to += kRun * kPitch, p += kRun * rows.cs) copy_runs<1>(to, 0);
@@ -115,7 +113,7 @@ class Copies {
 
   template <int W>
   __device__ __forceinline__ void next_across(float* to, int depth) {
-    constexpr int kNext = kApart<W>, kAtOnce = std::min(4, kDepth / 2 / kNext);
+    constexpr int kNext = kApart<W>, kAtOnce = std::min(4, kChunk / kNext);
     const auto thread = static_cast<int>(threadIdx.x);
     const int64_t far = kNext * rows.cs;
     int k = thread / kLanes<W>;
@@ -172,24 +170,22 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
   Copies<T.threads(), T.BN, kPitch> columns(bt, o.j, g.n, g.k);
   float acc[T.TM][kColumns] = {};
   take_turn();
-  // A K that fits is one chunk; of a longer one, a chunk's copies are on their way while the one
-  // before is multiplied.
-  const int chunk = g.k > kDepth ? kDepth / 2 : kDepth;
-  int buffer = 0;
+  // Copies of a chunk are on their way while the one before is multiplied.
 #pragma unroll 1
-  for (int64_t k0 = 0;; k0 += chunk) {
+  for (int64_t k0 = 0;; k0 += kChunk) {
+    constexpr int kBuffer = kChunk * kPitch;
+    const int buffer = k0 / kChunk % 2 * kBuffer;
     if (k0 < g.k) {
-      const int depth = slice_depth(g.k, k0, chunk);
+      const int depth = slice_depth(g.k, k0, kChunk);
       rows.next(first.a + buffer, depth, kPadA);
       columns.next(first.b + buffer, depth, kPadB);
     }
     cp_async_commit();
-    buffer = kDepth / 2 * kPitch - buffer;
     if (k0 == 0) continue;
     cp_async_wait<1>();
     __syncthreads();  // the chunk before is there
-    const Smem a_at(&first.a[buffer + mine.row]), b_at(&first.b[buffer + mine.column]);
-    const int depth = slice_depth(g.k, k0 - chunk, chunk);
+    const int depth = slice_depth(g.k, k0 - kChunk, kChunk), at = kBuffer - buffer;
+    const Smem a_at(&first.a[at + mine.row]), b_at(&first.b[at + mine.column]);
 #pragma unroll 1
     for (int k = 0; k < depth; k += kSlice)
 #pragma unroll
