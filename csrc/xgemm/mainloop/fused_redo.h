@@ -9,11 +9,6 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-// Element e of a thread's sums in its tile, from the thread's first on: elements 4 p to 4 p + 3 are
-// two by two neighbours, in rows 8 p and the next; down first.
-__device__ __forceinline__ constexpr int sum_row(int e) { return e / 4 * 8 + e % 2; }
-__device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
-
 // Of both operands, k by k. A thread reads pairs of rows.
 template <int BM>
 struct RedoSlice {
