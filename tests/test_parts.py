@@ -569,6 +569,33 @@ def test_single_nonzeros_are_exact(make, of, k, row, device):
     assert same_bits(got[single], want[single])
 
 
+@on_every_device
+@pytest.mark.parametrize("row", [row for name, row in ROWS if name == "wgmma_narrow"])
+@pytest.mark.parametrize("k", [300, 6000])
+@pytest.mark.parametrize("of", ["rows", "columns"])
+@pytest.mark.parametrize("reach", [123.5, 125.5, 127.5, 128.5])
+def test_sums_near_the_end_of_the_range(reach, of, k, row, device):
+    """Magnitudes of each element's products add up to 2^reach: by far less than FLT_MAX, no chain
+    of all K is made; by more, results are infinite or not just as the chain's."""
+    a, b = problems.uniform(7, k).sign(), problems.normal(k, 130)
+    if reach > 128:  # no others overflow
+        a = a.abs()
+        b = b.abs()
+    a *= 2.0**127
+    b *= (2.0 ** (reach - 127) / b.abs().sum(0)).float()
+    if of == "columns":
+        a, b = b.T.contiguous(), a.T.contiguous()
+    want = chain(a, b)
+    with simt.configure(row=row):
+        got = run("wgmma_narrow", a, b, device=device)
+    assert right("wgmma_narrow", got, a, b)
+    assert bool(want.isinf().all()) == (reach > 128)
+    if reach > 126:
+        assert same_bits(got, want)
+    elif k == 6000 and reach < 124:
+        assert not same_bits(got, want)
+
+
 # ------------------------------------------------------------------------------ a GPU
 
 

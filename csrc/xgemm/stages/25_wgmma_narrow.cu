@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constan
     ring.tell(reach);
     give_singles<BM>(sum, columns, ring, g, origin(), k0);
     named_barrier(1, kConsumerThreads);  // all have, and are done with the ring
-    const bool overflow = redo_uncertain<BM>(ring, g, origin(), k0, k1, sum);
+    const bool overflow =
+        redo_uncertain<BM>(ring, g, origin(), k0, k1, static_cast<int>(splits), sum);
     if constexpr (kFinish == kInBlock) {
       store_sums<BM>(ring.sums(), g, origin(), sum, overflow);
     } else if constexpr (kFinish == kInCluster) {
