@@ -10,6 +10,7 @@ as much again is allowed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -402,7 +403,7 @@ def test_selections_are_exact(stage, row, of, device):
     k = 96
     picks = torch.zeros(70, k)
     picks[torch.arange(60), torch.randint(k, (60,))] = 1.0
-    if stage in CERTIFIED:
+    if stage in (*CERTIFIED, "wgmma_narrow"):
         picks[10:20] *= math.pi
     picks[60:, 1::9] = 0.0
     other = problems.normal(k, 45) * torch.exp2(problems.uniform(k, 45) * 20)
@@ -509,6 +510,90 @@ def test_a_slice_is_made_anew(change, k, row, device):
             elif "infinities" not in change.__name__:
                 want = run("wgmma_narrow", a, b, device=device)
                 assert same_bits(got[4:, 6:], want[4:, 6:])
+
+
+def _one_nonzero(rows: int, k: int) -> Tensor:
+    """Of each row one element but zeros, or none: anywhere, and at both ends."""
+    at = torch.randint(k, (rows, 1))
+    at[:2, 0] = torch.tensor([0, k - 1])
+    x = torch.zeros(rows, k).scatter_(1, at, problems.normal(rows, 1))
+    x[2] = 0.0
+    x[3] = -x[3].abs()  # with zeros of both signs
+    return x
+
+
+def _mostly_zeros(rows: int, k: int) -> Tensor:
+    """Few elements, of rows with none to five of them; two in one slice, and in the first and last.
+
+    Every block may find another number of them in its share of K.
+    """
+    x = problems.normal(rows, k) * (problems.uniform(rows, k).abs() < 1.5 / k)
+    x[0], x[1] = 0.0, 0.0
+    x[0, k // 2 : k // 2 + 2] = math.pi
+    x[1, 0], x[1, -1] = math.pi, 1 / 3
+    return x
+
+
+@on_every_device
+@pytest.mark.parametrize("row", [row for name, row in ROWS if name == "wgmma_narrow"])
+@pytest.mark.parametrize("k", [1, 31, 64, 300, 6000])
+@pytest.mark.parametrize("of", ["rows", "columns", "both"])
+@pytest.mark.parametrize("make", [_one_nonzero, _mostly_zeros])
+def test_single_nonzeros_are_exact(make, of, k, row, device):
+    """Of rows and columns, K in one block, in a cluster's and in a workspace's; one NaN elsewhere.
+
+    What has one nonzero at most is as the chain has it, bits of zeros included.
+    """
+    m, n = min(STAGES["wgmma_narrow"].tiles[row].BM, 20) - 1, 141
+    if k == 1 and make is _mostly_zeros:
+        pytest.skip("has two")
+    a = problems.normal(m, k) if of == "columns" else make(m, k)
+    b = (problems.normal(n, k) if of == "rows" else make(n, k)).T.contiguous()
+    if of == "rows":
+        b[:, 7] *= 2.0**-100  # products are subnormal, or zeros
+        a[1] *= 2.0**-45
+    want = chain(a, b)
+    single = ((a != 0).sum(1) <= 1)[:, None] | ((b != 0).sum(0) <= 1)
+    views = problems.VIEWS
+    with simt.configure(row=row):
+        for of_a, of_b in itertools.product(("plain", "column_major"), repeat=2):
+            got = run("wgmma_narrow", views[of_a](a), views[of_b](b), device=device)
+            assert same_bits(got[single], want[single]), (of_a, of_b)
+            assert right("wgmma_narrow", got, a, b)
+            if k == 6000:
+                break  # it takes long
+        a[5, k // 3] = math.nan
+        got = run("wgmma_narrow", a, b, device=device)
+    assert bool(got[5].isnan().all())
+    single[5] = False
+    assert same_bits(got[single], want[single])
+
+
+@on_every_device
+@pytest.mark.parametrize("row", [row for name, row in ROWS if name == "wgmma_narrow"])
+@pytest.mark.parametrize("k", [300, 6000])
+@pytest.mark.parametrize("of", ["rows", "columns"])
+@pytest.mark.parametrize("reach", [123.5, 125.5, 127.5, 128.5])
+def test_sums_near_the_end_of_the_range(reach, of, k, row, device):
+    """Magnitudes of each element's products add up to 2^reach: by far less than FLT_MAX, no chain
+    of all K is made; by more, results are infinite or not just as the chain's."""
+    a, b = problems.uniform(7, k).sign(), problems.normal(k, 130)
+    if reach > 128:  # no others overflow
+        a = a.abs()
+        b = b.abs()
+    a *= 2.0**127
+    b *= (2.0 ** (reach - 127) / b.abs().sum(0)).float()
+    if of == "columns":
+        a, b = b.T.contiguous(), a.T.contiguous()
+    want = chain(a, b)
+    with simt.configure(row=row):
+        got = run("wgmma_narrow", a, b, device=device)
+    assert right("wgmma_narrow", got, a, b)
+    assert bool(want.isinf().all()) == (reach > 128)
+    if reach > 126:
+        assert same_bits(got, want)
+    elif k == 6000 and reach < 124:
+        assert not same_bits(got, want)
 
 
 # ------------------------------------------------------------------------------ a GPU

@@ -262,6 +262,7 @@ unsigned reduce_as(unsigned mask, unsigned value, const Combine& combine, xgemm:
   return value;
 }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value,
                                   xgemm::simt::Site at = xgemm::simt::here()) {

@@ -101,24 +101,39 @@ struct SharedLimbs {
   using Slice = char[3][kL * kLineBytes];
   using Raw = RawSlice<kL, kAlongK>;
 
+  __device__ static __forceinline__ int thread() {
+    return static_cast<int>(threadIdx.x) % kThreads;
+  }
+  __device__ static __forceinline__ bool has_part() {
+    return kLines * kChunks == kThreads || thread() < kLines * kChunks;
+  }
+  // The thread's first row, kLines before its next, and which 8 k it has.
+  __device__ static __forceinline__ int line() {
+    return kAlongK ? thread() / kChunks : thread() % kLines;
+  }
+  __device__ static __forceinline__ int chunk() {
+    return kAlongK ? thread() % kChunks : thread() / kLines;
+  }
+  __device__ static __forceinline__ void load(float (&x)[8], const Raw& raw, int r, int chunk) {
+    if constexpr (kAlongK) {
+      const int at = Raw::place(r, chunk * 8);
+      load4(x, raw.x + at);
+      load4(x + 4, raw.x + (at ^ 4));
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = raw.x[Raw::place(r, chunk * 8 + e)];
+    }
+  }
+
   // A slice as it came into limbs. Neighbours are such as meet no bank twice.
   __device__ static __forceinline__ void decompose(Slice& slice, const Raw& raw, Reach& reach) {
-    const int thread = static_cast<int>(threadIdx.x) % kThreads;
-    if (kLines * kChunks < kThreads && thread >= kLines * kChunks) return;
-    const int line = kAlongK ? thread / kChunks : thread % kLines;
-    const int chunk = kAlongK ? thread % kChunks : thread / kLines;
+    if (!has_part()) return;
+    const int line = SharedLimbs::line(), chunk = SharedLimbs::chunk();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int r = line + i * kLines;
       float x[8];
-      if constexpr (kAlongK) {
-        const int at = Raw::place(r, chunk * 8);
-        load4(x, raw.x + at);
-        load4(x + 4, raw.x + (at ^ 4));
-      } else {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) x[e] = raw.x[Raw::place(r, chunk * 8 + e)];
-      }
+      load(x, raw, r, chunk);
       uint32_t pairs[4][3];
 #pragma unroll
       for (int e = 0; e < 4; ++e) decompose_pair(pairs[e], x[2 * e], x[2 * e + 1], reach);

@@ -8,6 +8,7 @@
 #include "xgemm/device/ptx/mbarrier.h"
 #include "xgemm/device/ptx/wgmma.h"
 #include "xgemm/emulation/register_limbs.h"
+#include "xgemm/emulation/single_nonzeros.h"
 #include "xgemm/mainloop/fused_split_k.h"
 
 namespace xgemm {
@@ -19,6 +20,10 @@ constexpr int kNarrowSegment = kNarrowScheme.segment / kSliceK;
 // A thread's, of a tile with BM rows.
 template <int BM>
 constexpr int kNarrowSums = BM * kLong / kConsumerThreads;
+// Element e of a thread's sums in its tile, from the thread's first on: elements 4 p to 4 p + 3 are
+// two by two neighbours, in rows 8 p and the next; down first.
+__device__ __forceinline__ constexpr int sum_row(int e) { return e / 4 * 8 + e % 2; }
+__device__ __forceinline__ constexpr int sum_column(int e) { return e / 2 % 2; }
 // Registers of a thread that multiplies, and of one that decomposes or loads.
 constexpr int kNarrowRegisters = 192, kTransformRegisters = 64;
 static_assert(registers_suffice(1, kConsumerThreads, kNarrowRegisters,
@@ -40,6 +45,8 @@ struct NarrowRing {
   Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in limbs
   Mbarrier landed[kSlicesAhead], taken[kSlicesAhead];  // of slices as they are
   uint32_t ranges[kRangeWarps];  // of what each warp has decomposed: see join_ranges_of_warp
+  uint32_t places[BM][Rows::kChunks];  // of nonzeros in D's rows, by thread: see NonzeroPlace ...
+  uint32_t looking[kTransformThreads / 32];  // ... whose warps have rows that may be single
   uint32_t uncertain[kConsumerThreads / 32];  // of a warp's sums: see redo_uncertain ...
   float told;  // ... and what it gives, for the cluster
 
@@ -55,6 +62,16 @@ struct NarrowRing {
     const uint32_t range = reach.half_range() << (warp < kConsumerThreads / 32 ? 16 : 0);
     const uint32_t joint = join_ranges_of_warp(range);
     if (threadIdx.x % 32 == 0) ranges[warp] = joint;
+  }
+  // Where the nonzeros of D's rows are, if a warp knows a row that may have one at most.
+  __device__ __forceinline__ void tell(const SingleNonzeros<Rows::kRows>& singles) {
+    const bool any = __any_sync(0xffffffffu, singles.looking());
+    const int warp = static_cast<int>(threadIdx.x - kConsumerThreads) / 32;
+    if (threadIdx.x % 32 == 0) looking[warp] = any;
+    if (!Rows::has_part()) return;
+#pragma unroll
+    for (int i = 0; i < Rows::kRows; ++i)
+      places[Rows::line() + i * Rows::kLines][Rows::chunk()] = singles.rows[i].place;
   }
   // Of so many warps, once all have told.
   __device__ __forceinline__ uint32_t range(int warps) const {
@@ -127,22 +144,29 @@ struct NarrowLoad {
   }
 };
 
-// D's rows into limbs. Their range is told before the last slice is handed over, so that who
-// multiplies it knows that to be there.
+// D's rows, of which there are so many, into limbs. Their range, and where their nonzeros are, is
+// told before the last slice is handed over, so that who multiplies it knows that to be there.
 template <int BM, bool kA, bool kB>
-__device__ __forceinline__ void transform_rows(NarrowRing<BM, kA, kB>& ring, int64_t k0,
-                                               int64_t k1) {
+__device__ __forceinline__ void transform_rows(NarrowRing<BM, kA, kB>& ring, int64_t k0, int64_t k1,
+                                               int64_t inside) {
+  using Rows = SharedLimbs<kTransformThreads, BM, kA>;
   Reach reach;
+  SingleNonzeros<Rows::kRows> singles;
+#pragma unroll
+  for (int i = 0; i < Rows::kRows; ++i)
+    singles.begin(i, Rows::has_part() && Rows::line() + i * Rows::kLines < inside, k1 - k0);
+  uint32_t k = 0;
   PipelineState<kSlicesAhead> from;
   PipelineState<kNarrowBuffers> to;
 #pragma unroll 1
-  for (int left = slices_between(k0, k1); left > 0; --left, from.advance(), to.advance()) {
+  for (int left = slices_between(k0, k1); left > 0;
+       --left, k += kSliceK, from.advance(), to.advance()) {
     mbarrier_wait(&ring.landed[from.slot], from.phase);
     mbarrier_wait(&ring.empty[to.slot], to.phase ^ 1);
-    SharedLimbs<kTransformThreads, BM, kA>::decompose(ring.slices[to.slot], ring.rows[from.slot],
-                                                      reach);
+    Rows::decompose(ring.slices[to.slot], ring.rows[from.slot], reach);
+    if (singles.looking()) note_rows<Rows>(singles, ring.rows[from.slot], k);
     mbarrier_arrive(&ring.taken[from.slot]);
-    if (left == 1) ring.tell(reach);
+    if (left == 1) ring.tell(reach), ring.tell(singles);
     fence_for_wgmma();
     mbarrier_arrive(&ring.full[to.slot]);
   }
@@ -179,6 +203,7 @@ __device__ __forceinline__ void multiply_rest(float (&rest)[kSums],
 // promoted while the rest is made.
 template <int BM, bool kA, bool kB>
 __device__ __forceinline__ void multiply_slices(float (&sum)[kNarrowSums<BM>], Reach& reach,
+                                                SingleNonzeros<2>& singles,
                                                 NarrowRing<BM, kA, kB>& ring, int64_t k0,
                                                 int64_t k1) {
   using Columns = RegisterLimbs<kLong, kB>;
@@ -188,9 +213,11 @@ __device__ __forceinline__ void multiply_slices(float (&sum)[kNarrowSums<BM>], R
   float main[kSums], rest[kSums];
   PipelineState<kNarrowBuffers> at, done;
   PipelineState<kSlicesAhead> next;
-  const auto transform = [&](auto number) {
+  const auto transform = [&](auto number, int s) {
     mbarrier_wait(&ring.landed[next.slot], next.phase);
     columns.decompose(number(), ring.columns[next.slot], first, reach);
+    if (singles.looking())
+      note_columns(singles, ring.columns[next.slot], first, static_cast<uint32_t>(s) * kSliceK);
     mbarrier_arrive(&ring.taken[next.slot]);
     next.advance();
   };
@@ -211,7 +238,7 @@ __device__ __forceinline__ void multiply_slices(float (&sum)[kNarrowSums<BM>], R
     wgmma_commit();
     at.advance();
     if (accumulate) wgmma_wait<2>(), release();
-    if constexpr (more()) transform(std::integral_constant<int, 1 - number()>());
+    if constexpr (more()) transform(std::integral_constant<int, 1 - number()>(), s + 1);
     wgmma_wait<1>();
     wgmma_settled(main);
 #pragma unroll
@@ -227,7 +254,7 @@ __device__ __forceinline__ void multiply_slices(float (&sum)[kNarrowSums<BM>], R
   const std::integral_constant<int, 1> odd;
   const std::true_type more;
   const std::false_type last;
-  transform(even);
+  transform(even, 0);
 #pragma unroll 1
   for (int s = 0;; s += 2) {
     if (s + 1 == count) return multiply(even, last, s);

@@ -5,6 +5,7 @@
 #include "xgemm/device/ptx/cluster.h"
 #include "xgemm/epilogue/chain.h"
 #include "xgemm/mainloop/fused_redo.h"
+#include "xgemm/mainloop/fused_singles.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {

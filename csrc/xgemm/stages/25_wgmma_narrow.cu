@@ -24,7 +24,7 @@ constexpr Tile tile(int BM, float rate) {
           .element_bytes = 2 * kNarrowScheme.limbs,
           .b_in_registers = true,
           .producers = kTransformThreads + kProducerThreads,
-          .extra = kSlicesAhead * (BM + kLong) * kSliceK * 4,
+          .extra = kSlicesAhead * (BM + kLong) * kSliceK * 4 + BM * kSliceK / 8 * 4,
           .rate = rate};
 }
 
@@ -47,16 +47,23 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kernel(const __grid_constan
   take_turn();
   if (threadIdx.x >= kConsumerThreads) {
     registers_down<kTransformRegisters>();
-    if (threadIdx.x < kConsumerThreads + kTransformThreads) transform_rows(ring, k0, k1);
+    if (threadIdx.x < kConsumerThreads + kTransformThreads)
+      transform_rows(ring, k0, k1, g.m - origin().i);
     else NarrowLoad{job}.run(ring, g, origin(), k0, k1);
   } else {
     registers_up<kNarrowRegisters>();
     float sum[kNarrowSums<BM>] = {};
     Reach reach;
-    multiply_slices(sum, reach, ring, k0, k1);
+    SingleNonzeros<2> columns;
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+      columns.begin(c, origin().j + RegisterLimbs<kLong, kB>::first_row() + c < g.n, k1 - k0);
+    multiply_slices(sum, reach, columns, ring, k0, k1);
     ring.tell(reach);
+    give_singles<BM>(sum, columns, ring, g, origin(), k0);
     named_barrier(1, kConsumerThreads);  // all have, and are done with the ring
-    const bool overflow = redo_uncertain<BM>(ring, g, origin(), k0, k1, sum);
+    const bool overflow =
+        redo_uncertain<BM>(ring, g, origin(), k0, k1, static_cast<int>(splits), sum);
     if constexpr (kFinish == kInBlock) {
       store_sums<BM>(ring.sums(), g, origin(), sum, overflow);
     } else if constexpr (kFinish == kInCluster) {
