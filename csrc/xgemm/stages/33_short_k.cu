@@ -1,5 +1,5 @@
-// With a short K what is not a product counts: a block copies all that it needs of K at once, past
-// the registers and from wherever operands begin, and its choices are made once, not per element.
+// With a short K what is not a product counts: a block copies its operands past the registers, from
+// wherever they begin and in long runs, and its choices are made once, not per element.
 #include <algorithm>
 #include <iterator>
 
@@ -9,8 +9,8 @@
 
 namespace xgemm::XGEMM_FLAVOUR::short_k {
 
-constexpr int kDepth = 64;  // of K, in shared memory at once, in two chunks
-constexpr int kChunk = kDepth / 2;
+constexpr int kDepth = 64;  // of K, in shared memory at once ...
+constexpr int kChunk = kDepth / 2;  // ... of which half is copied while the other is multiplied
 constexpr int kSlice = 4;  // what K is padded to, and what is unrolled
 
 constexpr Tile tile(int BM, int BN, int TM, int min_blocks, float rate) {
@@ -228,7 +228,7 @@ void run(const Gemm& g, const Context& context) {
 static const Register<run> stage(
     kFlavour, {.name = "short_k",
                .rung = 33,
-               .idea = "a short K: all of it copied at once, and few instructions besides FFMA",
+               .idea = "a short K: copies from any alignment, and few instructions besides FFMA",
                .source = "this project",
                .tiles = {std::begin(kTiles), std::end(kTiles)},
                .min_sm = 80});
