@@ -401,7 +401,13 @@ cannot hold, elements near the ends of FP32's range, a thread notices while it s
 instructions a pair. Only where a block's operands have such a range are its sums looked at, each by
 its magnitude, and where some are uncertain, the block makes those of its slice of K anew by FP32
 multiply-adds. An infinity or a NaN adds up right from any number of slices. Only where finite
-elements are so large that their sums may overflow on the way is a tile made by single chains.""",
+elements are so large that their sums may overflow on the way is a tile made by single chains:
+sums of magnitudes along K say whether they may.
+
+Six products of bf16 limbs leave three out, which shows where a row of A or a column of B has one
+nonzero: its results are to be exact. So whoever splits a slice also notes where nonzeros are, and
+stops at a row's second, which most data have in the first slice. What has one nonzero at most in a
+block's share of K gives products of FP32 elements, read once more from memory.""",
     "split_k": """\
 The main loop is that of cp_async_pipelined, to the letter; only the grid is another. A product with
 few results and a long K has few tiles: most of a GPU looks on while some multiprocessors walk along
