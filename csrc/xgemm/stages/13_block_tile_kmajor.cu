@@ -63,6 +63,7 @@ static const Register<run> stage(
                .rung = 13,
                .idea = "both shared tiles K-major, filled by a generic cooperative fetch loop",
                .source = "L v3 + cooperative fetching",
-               .tiles = {kTile}});
+               .tiles = {kTile},
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::block_tile_kmajor

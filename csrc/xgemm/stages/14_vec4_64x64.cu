@@ -62,6 +62,7 @@ static const Register<run> stage(
                .rung = 14,
                .idea = "16-byte accesses everywhere, shared reads too; 4 x 4 results a thread",
                .source = "S v6",
-               .tiles = {kTile}});
+               .tiles = {kTile},
+               .auto_choice = false});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::vec4_64x64
