@@ -131,10 +131,10 @@ class Measurer:
             began = time.perf_counter()
             contender.call(*self._next())
             host = time.perf_counter() - began
-            # The lesser of two: one that the host was late for took up to 100 times its time.
+            # The least: where the host was late, a look took up to 100 times the time.
             seconds = min(self._some(contender.call, 1, host) for _ in range(2))
             if seconds * LOOK_CALLS < LOOK_MS / 1e3:
-                seconds = self._some(contender.call, LOOK_CALLS, host)
+                seconds = min(seconds, self._some(contender.call, LOOK_CALLS, host))
         return seconds
 
     def _some(self, call: timing.Call, calls: int, host: float) -> float:

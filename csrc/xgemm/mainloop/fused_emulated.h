@@ -155,27 +155,21 @@ __device__ __forceinline__ void transform_rows(NarrowRing<BM, kA, kB>& ring, int
 #pragma unroll
   for (int i = 0; i < Rows::kRows; ++i)
     singles.begin(i, Rows::has_part() && Rows::line() + i * Rows::kLines < inside, k1 - k0);
-  int left = slices_between(k0, k1);
+  uint32_t k = 0;
   PipelineState<kSlicesAhead> from;
   PipelineState<kNarrowBuffers> to;
-  const auto slice = [&](auto note) {
+#pragma unroll 1
+  for (int left = slices_between(k0, k1); left > 0;
+       --left, k += kSliceK, from.advance(), to.advance()) {
     mbarrier_wait(&ring.landed[from.slot], from.phase);
     mbarrier_wait(&ring.empty[to.slot], to.phase ^ 1);
     Rows::decompose(ring.slices[to.slot], ring.rows[from.slot], reach);
-    note();
+    if (singles.looking()) note_rows<Rows>(singles, ring.rows[from.slot], k);
     mbarrier_arrive(&ring.taken[from.slot]);
     if (left == 1) ring.tell(reach), ring.tell(singles);
     fence_for_wgmma();
     mbarrier_arrive(&ring.full[to.slot]);
-    --left, from.advance(), to.advance();
-  };
-  // A loop of its own: the other one is what dense data take.
-  uint32_t k = 0;
-#pragma unroll 1
-  for (; left > 0 && singles.looking(); k += kSliceK)
-    slice([&] { note_rows<Rows>(singles, ring.rows[from.slot], k); });
-#pragma unroll 1
-  while (left > 0) slice([] {});
+  }
 }
 
 // The products of a slice: main = those of the first limbs, rest += the others, smallest first.
