@@ -521,13 +521,13 @@ problems execute half the instructions of this ladder's rungs, at the same issue
 their lead. So this rung counts instructions. Copies go past the registers, 4 or 16 bytes at a time,
 from wherever operands begin: no launch before makes aligned rows of them. They come in runs without
 an address between, since ptxas sets every run of asynchronous copies apart with three instructions;
-where rows lie along K, the four copies of a row and a chunk differ by a constant. Padding is for the
-last four of K alone.
+where rows lie along K, the four copies of a row and a chunk differ by a constant. Padding is for
+the last four of K alone.
 
 A chunk is 32 deep, and a block has room for two: one is on its way while the other is multiplied.
-With one chunk of 64, a K of 100 waited twice for all of its copies: 3442 x 250 x 117 took 13.3 us,
-now 11.7, and 691 x 1035 x 82 8.7 in place of 10.1 (H100). What remains beside cuBLAS at such sizes
-(10.2 and 8.1) is how few blocks there are: 108 tiles of 128 x 64 on 132 multiprocessors.
+With one chunk of 64, a K of 100 waited twice for all of its copies, and 3442 x 250 x 117 took an
+eighth longer (H100). What remains beside cuBLAS at such sizes is how few blocks there are: 108
+tiles of 128 x 64 on 132 multiprocessors.
 
 Where D's rows cannot be stored in vectors, a thread's four columns lie apart, so that neighbouring
 lanes write neighbouring floats: four in a row for each thread would write each sector four times in
