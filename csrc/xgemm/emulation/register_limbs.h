@@ -21,6 +21,8 @@ struct Reach {
     least = min3_u32(a + a - 1, b + b - 1, least);
     most = max_u16x2(limbs & 0x7fff7fffu, most);
   }
+  // Whether some element's first limb may be zero without the element's being so.
+  __device__ __forceinline__ bool subnormal() const { return least < 2u * 0x00800000u - 1u; }
   // As a Range's half: FP32's exponent fields of the largest, rounded up, and of the smallest.
   __device__ __forceinline__ uint32_t half_range() const {
     const uint32_t high = most >> 16 > (most & 0xffffu) ? most >> 16 : most & 0xffffu;
@@ -88,6 +90,13 @@ struct RegisterLimbs {
       }
     }
   }
+  // 0 where all first limbs of a slice's row are.
+  __device__ __forceinline__ uint32_t any_of_row(int s, int row) const {
+    uint32_t any = 0;
+#pragma unroll
+    for (const auto& group : limbs[s]) any |= group[0][row] | group[0][2 + row];
+    return any & 0x7fff7fffu;
+  }
 };
 
 // The other one in shared memory, kL rows: limb after limb, lines of kSliceK, swizzled as wgmma
@@ -125,6 +134,20 @@ struct SharedLimbs {
     }
   }
 
+  // Limb p of a row's chunk.
+  __device__ static __forceinline__ float* place(Slice& slice, int p, int r, int chunk) {
+    return reinterpret_cast<float*>(slice[p] + r * kLineBytes + (chunk ^ r / 2 % 4) * 16);
+  }
+  // 0 where all first limbs of it are.
+  __device__ static __forceinline__ uint32_t any_of_row(Slice& slice, int r, int chunk) {
+    float pairs[4];
+    load4(pairs, place(slice, 0, r, chunk));
+    uint32_t any = 0;
+#pragma unroll
+    for (const float pair : pairs) any |= float_to_bits(pair);
+    return any & 0x7fff7fffu;
+  }
+
   // A slice as it came into limbs. Neighbours are such as meet no bank twice.
   __device__ static __forceinline__ void decompose(Slice& slice, const Raw& raw, Reach& reach) {
     if (!has_part()) return;
@@ -138,12 +161,10 @@ struct SharedLimbs {
 #pragma unroll
       for (int e = 0; e < 4; ++e) decompose_pair(pairs[e], x[2 * e], x[2 * e + 1], reach);
 #pragma unroll
-      for (int p = 0; p < 3; ++p) {
-        char* const to = slice[p] + r * kLineBytes + (chunk ^ r / 2 % 4) * 16;
-        store4(reinterpret_cast<float*>(to),
+      for (int p = 0; p < 3; ++p)
+        store4(place(slice, p, r, chunk),
                make_float4(bits_to_float(pairs[0][p]), bits_to_float(pairs[1][p]),
                            bits_to_float(pairs[2][p]), bits_to_float(pairs[3][p])));
-      }
     }
   }
 };

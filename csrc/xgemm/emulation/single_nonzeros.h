@@ -1,7 +1,7 @@
 // Rows of A and columns of B that have one nonzero at most: their results are single products, and
 // exact but for their rounding, where products of limbs that are left out would show. Whoever
-// decomposes a slice notes them from what lies in shared memory; two nonzeros in each of a thread's
-// rows, and it looks no more: of dense data that is after the first slice.
+// decomposes a slice notes them; two nonzeros in each of a thread's rows, and it looks no more: of
+// dense data that is after the first slice. Rows of zeros are looked at for ever, by their limbs.
 #pragma once
 
 #include "xgemm/emulation/register_limbs.h"
@@ -33,6 +33,9 @@ struct SingleNonzeros {
     rows[row].place =
         inside && depth < NonzeroPlace::kMany ? NonzeroPlace::kNone : NonzeroPlace::kMany;
   }
+  __device__ __forceinline__ bool looking(int row) const {
+    return rows[row].place != NonzeroPlace::kMany;
+  }
   // Whether some row may have one nonzero at most.
   __device__ __forceinline__ bool looking() const {
     uint32_t all = rows[0].place;
@@ -48,25 +51,28 @@ struct SingleNonzeros {
   }
 };
 
-// A bit for each of eight elements, those at kPlaces, that is not zero. Most often all are.
+// A bit, at the place of each, for those of eight elements that are not zero.
 template <class Place>
 __device__ __forceinline__ uint32_t nonzeros_of(const float (&x)[8], const Place& place) {
-  uint32_t any = 0, bits = 0;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) any |= float_to_bits(x[e]);
-  if ((any & 0x7fffffffu) == 0) return 0;
+  uint32_t bits = 0;
 #pragma unroll
   for (int e = 0; e < 8; ++e)
     if (x[e] != 0.f) bits |= 1u << place(e);
   return bits;
 }
 
-// What RegisterLimbs::decompose has of a slice at k.
+// What RegisterLimbs::decompose has made the limbs `number` of, a slice at k.
 template <int kL, bool kAlongK>
 __device__ __forceinline__ void note_columns(SingleNonzeros<2>& singles,
+                                             const RegisterLimbs<kL, kAlongK>& columns, int number,
                                              const RawSlice<kL, kAlongK>& slice, int first,
-                                             uint32_t k) {
+                                             uint32_t k, const Reach& reach) {
   using Columns = RegisterLimbs<kL, kAlongK>;
+  uint32_t any = reach.subnormal();
+#pragma unroll
+  for (int row = 0; row < 2; ++row)
+    if (singles.looking(row)) any |= columns.any_of_row(number, row);
+  if (any == 0) return;
   first = static_cast<int>(opaque(static_cast<uint32_t>(first)));  // read anew: no room for both
   float x[2][8];  // two rows
 #pragma unroll
@@ -88,15 +94,19 @@ __device__ __forceinline__ void note_columns(SingleNonzeros<2>& singles,
                 k);
 }
 
-// What SharedLimbs::decompose has of it.
+// What SharedLimbs::decompose has made `slice` of.
 template <class Rows>
 __device__ __forceinline__ void note_rows(SingleNonzeros<Rows::kRows>& singles,
-                                          const typename Rows::Raw& raw, uint32_t k) {
+                                          typename Rows::Slice& slice,
+                                          const typename Rows::Raw& raw, uint32_t k,
+                                          const Reach& reach) {
   const int chunk = Rows::chunk();
 #pragma unroll
   for (int i = 0; i < Rows::kRows; ++i) {
+    const int r = Rows::line() + i * Rows::kLines;
+    if (!singles.looking(i) || !(Rows::any_of_row(slice, r, chunk) | reach.subnormal())) continue;
     float x[8];
-    Rows::load(x, raw, Rows::line() + i * Rows::kLines, chunk);
+    Rows::load(x, raw, r, chunk);
     singles.see(i, nonzeros_of(x, [](int e) { return e; }) << chunk * 8, k);
   }
 }

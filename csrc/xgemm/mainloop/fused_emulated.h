@@ -164,7 +164,8 @@ __device__ __forceinline__ void transform_rows(NarrowRing<BM, kA, kB>& ring, int
     mbarrier_wait(&ring.landed[from.slot], from.phase);
     mbarrier_wait(&ring.empty[to.slot], to.phase ^ 1);
     Rows::decompose(ring.slices[to.slot], ring.rows[from.slot], reach);
-    if (singles.looking()) note_rows<Rows>(singles, ring.rows[from.slot], k);
+    if (singles.looking())
+      note_rows<Rows>(singles, ring.slices[to.slot], ring.rows[from.slot], k, reach);
     mbarrier_arrive(&ring.taken[from.slot]);
     if (left == 1) ring.tell(reach), ring.tell(singles);
     fence_for_wgmma();
@@ -217,7 +218,8 @@ __device__ __forceinline__ void multiply_slices(float (&sum)[kNarrowSums<BM>], R
     mbarrier_wait(&ring.landed[next.slot], next.phase);
     columns.decompose(number(), ring.columns[next.slot], first, reach);
     if (singles.looking())
-      note_columns(singles, ring.columns[next.slot], first, static_cast<uint32_t>(s) * kSliceK);
+      note_columns(singles, columns, number(), ring.columns[next.slot], first,
+                   static_cast<uint32_t>(s) * kSliceK, reach);
     mbarrier_arrive(&ring.taken[next.slot]);
     next.advance();
   };

@@ -64,7 +64,8 @@ class Copies {
     const int lanes = wide ? kLanes<4> : kLanes<1>;
     const int l = along ? thread / kRun : thread % lanes * (wide ? 4 : 1);
     left = static_cast<int>(min_of(length - l0, L)) - l;
-    p = rows.ptr(left > 0 ? l0 + l : length - 1, along ? thread % kRun : thread / lanes);
+    // l0 exists, and is aligned where vectors move: not so the last row.
+    p = rows.ptr(left > 0 ? l0 + l : l0, along ? thread % kRun : thread / lanes);
   }
 
   // To to[k * kPitch + l]: the next `depth` of K, and k of padding up to whole slices.
