@@ -76,7 +76,7 @@ else:
 
     @pytest.mark.parametrize("stage", STAGES)
     def bench_stage_on_host(benchmark: Any, stage: str) -> None:
-        """A stage through the host flavour: it is right; its time says nothing of its speed."""
+        """A stage through the emulator: it is right; its time says nothing of its speed."""
         sets = timing.operands(40, 36, 24, "NN", device="cpu", rotate=False)
         call = timing.stage_call(stage, "NN")
         seconds = turns.compare(benchmark, call, timing.torch_mm("NN"), sets, rounds=3)

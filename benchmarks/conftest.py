@@ -44,6 +44,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.write_line(
         "Times are CUDA events on a hot chip; clocks, commit and errors are in --benchmark-json."
         if gpu
-        else "No GPU here: times are the CPU's. Those of named stages are of the host flavour, "
+        else "No GPU here: times are the CPU's. Those of named stages are of the emulator, "
         "which checks every access, and are no performance."
     )

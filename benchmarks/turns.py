@@ -19,7 +19,7 @@ from torch import Tensor
 
 from xgemm_torch import timing
 
-HOST_FLAVOUR = "host flavour: every access is checked, so this time is no performance"
+EMULATOR = "emulator: every access is checked, so this time is no performance"
 
 
 class MeasuredClock:
@@ -98,7 +98,7 @@ def record_product(
 ) -> None:  # fmt: skip
     """Add speed and error of a product to the benchmark's extra_info; fail where it is wrong.
 
-    Without ``performance`` (the host flavour) no speed is recorded, for there is none.
+    Without ``performance`` (the emulator) no speed is recorded, for there is none.
     """
     error = timing.float64_error(result, a, b, layout)
     benchmark.extra_info.update(
@@ -110,6 +110,6 @@ def record_product(
         benchmark.extra_info["tflops"] = timing.tflops(*size, seconds[0])
         benchmark.extra_info["torch_mm_tflops"] = timing.tflops(*size, seconds[1])
     else:
-        benchmark.extra_info["note"] = HOST_FLAVOUR
+        benchmark.extra_info["note"] = EMULATOR
         del benchmark.extra_info["ratio"]
     assert error["error_u"] <= error["allowed_u"]

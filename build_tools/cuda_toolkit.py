@@ -162,7 +162,7 @@ def install() -> Search:
     """Makes sure of a toolkit as far as that can be: looks, and else tries PyPI's wheels.
 
     Prints what it does; a machine that cannot have the wheels is no error, the kernels then run in
-    the host flavour alone.
+    the emulator alone.
     """
     search = find()
     if search.toolkit:
@@ -174,7 +174,7 @@ def install() -> Search:
         if search.toolkit:
             print(f"nvcc: {search.toolkit.nvcc} (CUDA {search.toolkit.version})")
         else:
-            print("nvcc: not to be had; building the host flavour alone, without CUDA kernels")
+            print("nvcc: not to be had; building the emulator alone, without CUDA kernels")
     if search.toolkit and find_disassembler(search.toolkit.root) is None:
         _pip_install(DISASSEMBLER_WHEELS)
     return search

@@ -8,7 +8,7 @@ csrc/emulator/*.cpp          g++
 csrc/xgemm/device/*.cu       nvcc, where there is one
 ===========================  =============================================================
 
-Kernels of the host flavour are compiled with ``-fsanitize=thread`` and never linked with it: the
+Kernels of the emulator are compiled with ``-fsanitize=thread`` and never linked with it: the
 library brings its own answers to the calls that the option puts at each load and store, and finds
 races and stray accesses by them (csrc/emulator/watch.cpp).
 """

@@ -1,4 +1,4 @@
-"""The host flavour as C++ programs without Python or torch: plain, and under the sanitizers.
+"""The emulator as C++ programs without Python or torch: plain, and under the sanitizers.
 
 =====  ==========================================================================================
 plain  the very objects of the library

@@ -124,7 +124,7 @@ def row_of(f: Function, tiles: Sequence[Tile]) -> int | None:
     """The row of a tile table that a kernel is for; None for one that is for none of them.
 
     ``kernel`` has its row as its first template argument, where that is an integer. Those of
-    ``wgmma_kernel`` are its tile's: the type of the parts, BM, the blocks of a cluster, the buffers
+    ``wgmma_kernel`` are its tile's: the type of the limbs, BM, the blocks of a cluster, the buffers
     (wgmma_gemm.h). ``in_turn`` is for the row that has no slices (26_split_k.cu). Others help: they
     split the operands, add up sums, or take over what a stage's own scheme cannot hold.
     """
@@ -134,9 +134,9 @@ def row_of(f: Function, tiles: Sequence[Tile]) -> int | None:
         return next(row for row, tile in enumerate(tiles) if not tile.buffers)
     if f.kernel == "wgmma_kernel":
         half, rows, cluster, buffers = f.arguments
-        parts = 2 + HALVES.index(half)
+        limbs = 2 + HALVES.index(half)
         for row, tile in enumerate(tiles):
-            smem = tile.buffers * (tile.BM + tile.BN) * tile.BK * 2 * parts
+            smem = tile.buffers * (tile.BM + tile.BN) * tile.BK * 2 * limbs
             same = (tile.BM, tile.cluster, tile.buffers) == (
                 int(rows), int(cluster), int(buffers)
             )  # fmt: skip
@@ -185,8 +185,8 @@ def parse(log: str) -> list[Function]:
 
 
 def read(build_dir: Path) -> dict[str, list[Function]]:
-    """Reads all the stages' logs below a build directory, by file stem (``"05_smem_tiled"``)."""
-    logs = sorted((build_dir / "obj" / "cuda").glob("[0-9][0-9]_*.ptxas.txt"))
+    """Reads all the stages' logs below a build directory, by file stem: "05_smem_tiled", "gemv"."""
+    logs = sorted((build_dir / "obj" / "cuda").glob("*.ptxas.txt"))
     return {
         log.name.removesuffix(".ptxas.txt"): parse(log.read_text(encoding="utf-8")) for log in logs
     }

@@ -255,7 +255,7 @@ def report(stage: str = "", root: Path = ROOT) -> list[dict[str, Any]]:
         raise BuildError("there is no cuobjdump with an nvdisasm; python -m build_tools nvcc")
     measured = results.measured(root / results.H200)
     found = sources.find(root).stages
-    wanted = [s for s in found if stage in ("", s.name, s.stem, str(s.number))]
+    wanted = [s for s in found if stage in ("", *s.words)]
     if stage and not wanted:
         raise BuildError(f"no stage is {stage!r}; there are: {', '.join(s.name for s in found)}")
     records = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +15,34 @@ _DIRECTIVE = re.compile(r"^// arch:(.*)$")
 
 @dataclass(frozen=True)
 class Stage:
-    """A file csrc/xgemm/stages/NN_name.cu; its path is relative to the repository."""
+    """A file of csrc/xgemm/stages: ladder/NN_name.cu, a rung, or shapes/name.cu, a specialist.
+
+    Its path is relative to the repository.
+    """
 
     path: Path
     archs: tuple[Arch, ...]
 
     @property
     def stem(self) -> str:
-        """``"05_smem_tiled"``."""
+        """``"05_smem_tiled"``, ``"gemv"``."""
         return self.path.stem
 
     @property
     def number(self) -> int:
-        """``5``."""
-        return int(self.stem.partition("_")[0])
+        """``5``; 0 for a specialist."""
+        return int(self.stem[:2]) if self.path.parent.name == "ladder" else 0
 
     @property
     def name(self) -> str:
         """``"smem_tiled"``."""
-        return self.stem.partition("_")[2]
+        return self.stem[3:] if self.number else self.stem
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """By what it is asked for: its name, its file's stem, its number."""
+        numbers = (str(self.number), f"{self.number:02d}") if self.number else ()
+        return (self.name, self.stem, *numbers)
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class Sources:
 
     Attributes:
         stages: Both flavours.
-        probes: The host flavour alone: the .cu files of csrc/emulator.
+        probes: The emulator alone: the .cu files of csrc/emulator.
         cpp: g++.
         cuda: nvcc, in builds with CUDA.
     """
@@ -62,7 +72,7 @@ def find(root: Path, wanted: tuple[str, ...] = ()) -> Sources:
     def glob(pattern: str) -> tuple[Path, ...]:
         return tuple(path.relative_to(root) for path in sorted(root.glob(f"csrc/{pattern}")))
 
-    stages = tuple(_stage(root, path) for path in glob("xgemm/stages/*.cu"))
+    stages = tuple(_stage(root, path) for path in glob("xgemm/stages/**/*.cu"))
     return Sources(
         stages=_choose(stages, wanted),
         probes=glob("emulator/*.cu"),
@@ -72,9 +82,11 @@ def find(root: Path, wanted: tuple[str, ...] = ()) -> Sources:
 
 
 def _stage(root: Path, path: Path) -> Stage:
-    if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", path.stem):
-        raise BuildError(f"{path}: a stage's file is named NN_name.cu")
-    head = (root / path).read_text(encoding="utf-8").splitlines()[:10]
+    track, name = path.parent.name, r"[a-z][a-z0-9_]*"
+    if not re.fullmatch(rf"ladder/\d\d_{name}|shapes/{name}", f"{track}/{path.stem}"):
+        raise BuildError(f"{path}: a stage's file is ladder/NN_name.cu or shapes/name.cu")
+    text = (root / path).read_text(encoding="utf-8")
+    head = itertools.takewhile(lambda line: line.startswith("//"), text.splitlines())
     found = [match[1] for line in head if (match := _DIRECTIVE.match(line))]
     if len(found) > 1:
         raise BuildError(f"{path}: more than one '// arch:' line")
@@ -86,9 +98,9 @@ def _choose(stages: tuple[Stage, ...], wanted: tuple[str, ...]) -> tuple[Stage, 
         return stages
     chosen = []
     for word in wanted:
-        hits = [s for s in stages if word in (s.name, s.stem, str(s.number), f"{s.number:02d}")]
+        hits = [s for s in stages if word in s.words]
         if not hits:
             there_are = ", ".join(stage.name for stage in stages)
             raise BuildError(f"XGEMM_STAGES names {word!r}; there are: {there_are}")
         chosen += hits
-    return tuple(sorted(set(chosen), key=lambda stage: stage.stem))
+    return tuple(sorted(set(chosen), key=lambda stage: stage.path))

@@ -27,7 +27,7 @@ def text(plan: Plan, module: Path | None, torch_version: str, seconds: float) ->
         rows.append(("CUDA", f"no kernels: {plan.why_no_cuda}"))
         if plan.settings.cuda == "auto":
             rows.append(("", "`make nvcc` gets one from PyPI; or set CUDA_HOME and build again"))
-    flavours = "host and CUDA" if plan.toolkit else "host flavour alone"
+    flavours = "host and CUDA" if plan.toolkit else "emulator alone"
     names = ", ".join(stage.name for stage in plan.sources.stages)
     rows.append((f"{len(plan.sources.stages)} stages", f"{flavours}: {names}"))
     if host_only:

@@ -4,7 +4,7 @@
     python docs/make_ladder.py --check    # writes nothing; exit code 1 when a page is stale
 
 Everything comes from where it is true: idea and source from the registry, counts and pictures from
-a run of the stage's own source through the host flavour, speed from the newest run in
+a run of the stage's own source through the emulator, speed from the newest run in
 benchmarks/results/h200 that has the stage. What ptxas said is kept in benchmarks/results, in
 compile.json, which is written anew when this tree's build has all CUDA objects.
 """
@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import lessons  # noqa: E402
+import words  # noqa: E402
 
 from benchmarks import records, shapes  # noqa: E402
 from build_tools import library, ptxas, results  # noqa: E402
@@ -38,7 +38,7 @@ from xgemm_torch import (  # noqa: E402
     timing,
 )
 from xgemm_torch.registry import Stage, stages  # noqa: E402
-from xgemm_torch.stage_code import code, headers, predecessors, source_text  # noqa: E402
+from xgemm_torch.stage_code import code, head, headers, predecessors, source_text  # noqa: E402
 
 PAGES = ROOT / "docs" / "ladder"
 IMAGES = ROOT / "docs" / "images" / "ladder"
@@ -61,17 +61,6 @@ def stem(stage: Stage) -> str:
     return Path(stage.file).stem
 
 
-def head_comment(text: str) -> str:
-    """Give the sentence or two with which a stage's file begins."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("//"):
-            break
-        if not line.startswith("// arch:"):
-            lines.append(line.removeprefix("//").strip())
-    return " ".join(lines)
-
-
 def code_lines(text: str) -> int:
     """Count the lines that hold more than a comment."""
     lines = (line.strip() for line in text.splitlines())
@@ -81,12 +70,13 @@ def code_lines(text: str) -> int:
 def core(stage: Stage) -> tuple[str, list[str]]:
     """Give the lines of the function that is to be read first of a stage, and the file it is in.
 
-    From the comment before it to its closing brace; no lines where `lessons.CORES` names none.
+    From the comment before it to its closing brace; no lines where its head comment names none.
     """
-    file, function = lessons.CORES.get(stage.name, ("", ""))
+    function, header = head(stage).first
     if not function:
         return "", []
-    text = {**headers(stage), Path(stage.file).name: source_text(stage)}[file]
+    file = header or stage.file
+    text = headers(stage)[header] if header else source_text(stage)
     definition = re.search(
         r"(?:^ *//.*\n)*^( *)(?:template\b.*\n\1)?__(?:device|global)__[^;{}]*?"
         rf"\b{function}\((?:[^;{{}}]|\{{\}})*\{{\n(?:.*\n)*?\1\}}\n",
@@ -98,8 +88,13 @@ def core(stage: Stage) -> tuple[str, list[str]]:
     return file, definition[0].rstrip("\n").splitlines()
 
 
-def fill(lesson: str, known: dict[str, Any]) -> str:
-    """Put the figures that a lesson names in their places; see lessons.py."""
+def fill(paragraph: str, known: dict[str, Any]) -> str:
+    """Put the figures that a lesson's paragraph names in their places.
+
+    ``{coalesced@4096}`` is a stage's TFLOP/s at a size, NN; ``{coalesced.sectors}`` what `counts`
+    has of it, ``{coalesced.registers}`` and ``{coalesced.occupancy}`` what the compiler made of its
+    first kernel.
+    """
 
     def figure(found: re.Match[str]) -> str:
         name, size, what = found.groups()
@@ -111,11 +106,8 @@ def fill(lesson: str, known: dict[str, Any]) -> str:
             return f"{known['compiled']['stages'][name][0]['occupancy']:.0%}"
         return format(known["counts"][name][what], {k: form for _, k, form in counts.COLUMNS}[what])
 
-    paragraphs = []
-    for paragraph in lesson.split("\n\n"):
-        filled, places = re.subn(r"\{(\w+)(?:@(\d+)|\.(\w+))\}", figure, paragraph)
-        paragraphs.append(textwrap.fill(filled, 100, break_on_hyphens=False) if places else filled)
-    return "\n\n".join(paragraphs)
+    filled, places = re.subn(r"\{(\w+)(?:@(\d+)|\.(\w+))\}", figure, paragraph)
+    return textwrap.fill(filled, 100, break_on_hyphens=False) if places else filled
 
 
 def compile_report() -> dict[str, Any]:
@@ -225,7 +217,7 @@ def speed_section(
 
 def problems_section(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any]) -> list[str]:
     """The problems for which a stage exists: those where it is the fastest, of all or of a kind."""
-    if stage.name not in lessons.SPECIAL:
+    if stage.rung:
         return []
     record = known["selected"]
     strict = {other.name for other in ladder if other.strict}
@@ -240,6 +232,12 @@ def problems_section(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any
         tried.append((reference / mine, label, mine, reference, first))
         if first or (stage.strict and mine <= min(best[name] for name in strict & set(best))):
             wins.append(tried[-1])
+    if not tried:
+        return [
+            "## The problems that it is for", "",
+            "Large squares are not what it is for. `benchmarks/results/h200` has no run of all "
+            "stages with it yet.", "",
+        ]  # fmt: skip
     of_strict = f" of the strict stages in {len(wins)}," if stage.strict else ""
     found = (
         f"Of the {len(record['problems'])} problems of `benchmarks/shapes.py` it is the fastest"
@@ -288,7 +286,7 @@ def sources_section(stage: Stage, results: dict[str, dict[str, Any]]) -> list[st
     kernels = sources.of_stage(stage.name)
     lines = ["## Where it comes from", ""]
     if not kernels:
-        origin = lessons.ORIGINS.get(stage.name) or f"{stage.source[:1].upper()}{stage.source[1:]}."
+        origin = head(stage).tags.get("origin", f"{stage.source[:1].upper()}{stage.source[1:]}.")
         return [*lines, f"{origin} None of the five published ladders has it.", ""]
     ours = results.get(stage.name, {"cases": {}})["cases"]
     rows = []
@@ -323,9 +321,9 @@ def counts_section(stage: Stage, before: Stage | None, known: dict[str, Any]) ->
         said = (
             "Not counted: what lies as its slices do comes by TMA, and no thread asks for that."
             if stage.strict
-            else "Not counted: wgmma reads the parts, and no thread asks for that."
+            else "Not counted: wgmma reads the limbs, and no thread asks for that."
             if not stage.tiles[0].by_tma
-            else "Not counted: TMA moves the parts and wgmma reads them, and no thread asks for "
+            else "Not counted: TMA moves the limbs and wgmma reads them, and no thread asks for "
             "either. What threads ask for beside them is what the split of the operands needs."
         )
         return [*lines, said, ""]
@@ -359,6 +357,7 @@ def template_arguments(stage: Stage, kernels: Sequence[dict[str, Any]]) -> list[
 def registers_lines(stage: Stage, kernels: Sequence[dict[str, Any]]) -> list[str]:
     """Which of a block's threads hold no results, and how registers are dealt out among them."""
     threads = {k["tile"]: k["threads"] for k in kernels}
+    dealt = head(stage).registers
     lines = []
     for row, tile in enumerate(stage.tiles):
         if not tile.producers or row not in threads:
@@ -368,13 +367,12 @@ def registers_lines(stage: Stage, kernels: Sequence[dict[str, Any]]) -> list[str
             f"- {tile.BM} x {tile.BN} x {tile.BK}: of a block's {threads[row]} threads "
             f"{tile.producers} only {work}, {threads[row] - tile.producers} multiply"
         )
-        shared = lessons.REGISTERS.get(stage.name, (None,) * len(stage.tiles))[row]
+        shared = dealt[row] if dealt else None
         if shared:
             said += f"; the former go down to {shared[0]} registers, the latter up to {shared[1]}"
         lines.append(f"{said}.")
     if not lines:
         return []
-    dealt = any(lessons.REGISTERS.get(stage.name, ()))
     why = (
         " The registers above are those with which every thread of a block begins, all that ptxas "
         "reports. The kernel then deals them out anew (`setmaxnreg`)."
@@ -409,7 +407,7 @@ def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
     lines += table(head, rows)
     lines += ["", f"nvcc {compiled['nvcc']}, {compiled['arch']}."]
     if names := template_arguments(stage, kernels):
-        said = "; ".join(f"`{name}`, {lessons.ARGUMENTS[name]}" for name in names)
+        said = "; ".join(f"`{name}`, {words.ARGUMENTS[name]}" for name in names)
         lines[-1] += f" The arguments in `<>`: {said}."
     lines += registers_lines(stage, kernels)
     return [*lines, ""]
@@ -418,12 +416,12 @@ def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
 def code_section(stage: Stage, before: Stage | None) -> list[str]:
     """The file, how much changed since the rung before, and the command that shows it."""
     text = source_text(stage)
-    path = f"../../csrc/xgemm/stages/{Path(stage.file).name}"
-    lines = ["## The code", "", f"[`{Path(stage.file).name}`]({path}), {code_lines(text)} lines"]
+    path = f"../../csrc/xgemm/stages/{stage.file}"
+    lines = ["## The code", "", f"[`{stage.file}`]({path}), {code_lines(text)} lines"]
     told = [f"[`{name}`](../../csrc/xgemm/{name}) ({code_lines(header)} lines)"
             for name, header in headers(stage).items()]  # fmt: skip
     if told:
-        lines[-1] += f", with {told[0]}, which has the main loop"
+        lines[-1] += f", with {told[0]}, to be read first"
     if told[1:]:
         lines[-1] += f", and {', '.join(told[1:])}"
     if before is None:
@@ -432,13 +430,13 @@ def code_section(stage: Stage, before: Stage | None) -> list[str]:
     changes = stage_code.difference(before, stage)
     added = sum(line.startswith("+") for line in changes)
     removed = sum(line.startswith("-") for line in changes)
-    why = stage_code.PREDECESSOR.get(stage.name, (None, ""))[1]
+    why = head(stage).against[1]
     lines[-1] += (
         f"; against {link(before)} ({code_lines(source_text(before))} lines) {added} lines came "
         f"and {removed} went. Head comment, namespace and registration are left out."
     )
     if why:
-        lines[-1] += f" It is compared with rung {before.rung} and not the one below: {why}."
+        lines[-1] += f" It is compared with {link(before)}: {why}."
     lines += ["", "What changed, line by line:", "", "```bash",
               f"python -m xgemm_torch ladder --diff {stage.name}", "```"]  # fmt: skip
     name, function = core(stage)
@@ -478,7 +476,7 @@ def picture_section(
             path = f"../images/ladder/{picture_path(stage, name).name}"
             lines += [f"![{stage.name}: {said}]({path})", ""]
         else:
-            lines += [f"{title}: the picture is that of rung {first.rung}, {link(first)}.", ""]
+            lines += [f"{title}: the picture is that of {link(first)}.", ""]
     return [*lines, f"<!-- drawn from schedule {drawn.digest()} -->", ""]
 
 
@@ -488,24 +486,22 @@ def stage_page(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any]) -> 
     before = known["before"][stage.name]
     ways = []
     if place:
-        ways.append(f"[← {ladder[place - 1].rung} {ladder[place - 1].name}]"
-                    f"({stem(ladder[place - 1])}.md)")  # fmt: skip
+        ways.append(f"[← {ladder[place - 1].numbered}]({stem(ladder[place - 1])}.md)")
     ways.append("[the ladder](README.md)")
     if place + 1 < len(ladder):
-        ways.append(f"[{ladder[place + 1].rung} {ladder[place + 1].name} →]"
-                    f"({stem(ladder[place + 1])}.md)")  # fmt: skip
+        ways.append(f"[{ladder[place + 1].numbered} →]({stem(ladder[place + 1])}.md)")
     lines = [
-        f"# Rung {stage.rung}: `{stage.name}`",
+        f"# Rung {stage.rung}: `{stage.name}`" if stage.rung else f"# `{stage.name}`",
         "",
         " | ".join(ways),
         "",
         f"**{stage.idea}**",
         "",
-        head_comment(source_text(stage)),
+        head(stage).idea,
         "",
     ]
-    if stage.name in lessons.LESSONS:
-        lines += [fill(lessons.LESSONS[stage.name], known), ""]
+    for paragraph in head(stage).lesson:
+        lines += [fill(paragraph, known), ""]
     lines += picture_section(stage, known["anatomy"][stage.name], known["pictures"][stage.name])
     lines += counts_section(stage, before, known["counts"])
     lines += compile_section(stage, known["compiled"])
@@ -526,16 +522,22 @@ def system_line(key: str) -> str:
 
 def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
     """Give the text of README.md: all rungs, and the coverage of the sources."""
-    rows = []
+    rungs, specialists = [], []
     for stage in ladder:
         cases = known["measured"].get(stage.name, {"cases": {}})["cases"]
         c = known["counts"][stage.name]
         at = cases.get((4096, "NN"))
         loads, wavefronts, _, _, sectors, *_ = counts.cells(c)
-        rows.append([
-            stage.rung, link(stage), stage.idea, loads, wavefronts, sectors,
+        cells = [
+            link(stage), stage.idea, loads, wavefronts, sectors,
             at and f"{tflops(at[0])} ({at[1]:.0%})", percent(marks.share(stage.name, 4096)),
-        ])  # fmt: skip
+        ]  # fmt: skip
+        if stage.rung:
+            rungs.append([stage.rung, *cells])
+        else:
+            specialists.append(cells[:-1])
+    heads = ("operator", "the one idea", "loads per multiply-add", "shared wavefronts per 1000",
+             "gmem sectors per 1000", "TFLOP/s at 4096³ NN (of cuBLAS)")  # fmt: skip
     lines = [
         "# The ladder, rung by rung",
         "",
@@ -544,10 +546,11 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         "a change of the code did since the rung before, or since the rung that it is best read "
         "against, named there. `python -m xgemm_torch ladder --diff STAGE` shows that change.",
         "",
-        *table(
-            ("rung", "operator", "the one idea", "loads per multiply-add",
-             "shared wavefronts per 1000", "gmem sectors per 1000",
-             "TFLOP/s at 4096³ NN (of cuBLAS)", "mark"), rows),
+        *table(("rung", *heads, "mark"), rungs),
+        "",
+        "Not rungs, but for problems of some shapes, which their pages list:",
+        "",
+        *table(heads, specialists),
         "",
         counts.LEGEND,
         "",
@@ -569,7 +572,7 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         "",
         *table(("word", "header", "what it is"), (
             (word, f"[`{name}`](../../csrc/xgemm/{name})", what)
-            for word, name, what in lessons.WORDS
+            for word, name, what in words.WORDS
         )),
         "",
         "[Adding a stage](../adding-a-stage.md) begins with a whole stage, a short one, and says "

@@ -369,7 +369,7 @@ def ladder_table() -> list[str]:
     return table(
         ("rung", "operator", "the one idea", "4096", "8192"),
         (
-            (stage.rung, f"`{stage.name}`", stage.idea,
+            (stage.rung or "", f"`{stage.name}`", stage.idea,
              *(speed_cell(stage, runs()[size, "NN"]) for size in (4096, 8192)))
             for stage in measured()
         ),

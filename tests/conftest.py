@@ -18,7 +18,7 @@ settings.register_profile("search", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # Files of many minutes: a worker takes them first, so that all end together ...
-_LONG = ("test_native.py", "test_simt.py", "test_parts.py")
+_LONG = ("test_native.py", "test_simt.py", "test_emulated.py")
 # ... and of these a test function at a time, or a program; of others the file, for the sake of what
 # their tests share. These two need what comes to all sites, a minute's work.
 _TOGETHER = {"test_all_sites_of_all_stages_are_run": "test_every_site_of_a_shared_kernel_is_needed"}

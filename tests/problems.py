@@ -26,17 +26,17 @@ SPLITS = [stage.name for stage in xgemm_torch.stages() if stage.split_k]
 AUTO = [stage.name for stage in xgemm_torch.stages() if stage.auto_choice]
 """Those that "auto" considers."""
 
-PARTS = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
+EMULATED = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
 """Those that are as accurate as the chain, with other bits."""
 
 OPERATORS = ["sgemm", *STAGES]
 """The names of torch.ops.xgemm."""
 
-QUICK = ["sgemm", *STRICT, *PARTS[:1]]
+QUICK = ["sgemm", *STRICT, *EMULATED[:1]]
 """Those for tests of what all have in common that call them hundreds of times."""
 
-TELLING = {name: "wide" for name in STRICT} | {name: "normal" for name in PARTS}
-"""Data that shows a stage's own arithmetic: the order of a chain; parts, which leave wide rows to
+TELLING = {name: "wide" for name in STRICT} | {name: "normal" for name in EMULATED}
+"""Data that shows a stage's own arithmetic: the order of a chain; limbs, which leave wide rows to
 the chain."""
 
 PRECISIONS = {"auto": ["fp32", "ieee"]} | {
@@ -48,7 +48,7 @@ LAYOUTS = ["NN", "NT", "TN", "TT"]
 """Which operand is stored transposed: the first letter is a's, the second b's."""
 
 SMALL = [(1, 1, 1), (1, 7, 3), (6, 1, 5), (5, 4, 1), (8, 8, 8), (13, 9, 11)]
-"""(M, N, K), quick in the host flavour."""
+"""(M, N, K), quick in the emulator."""
 
 RAGGED = [(33, 31, 17), (31, 65, 8), (65, 33, 36), (129, 5, 7), (3, 131, 10)]
 """Around the tiles' edges."""
@@ -175,7 +175,7 @@ def right(
     """Whether a stage's result keeps what it promises of each element by itself.
 
     A strict stage has the bits of one chain, or of the sum of several if it splits. Another is
-    within (34 + K / 16) u of |A| |B|: more than is ever found, and a hundredth of what a lost part
+    within (34 + K / 16) u of |A| |B|: more than is ever found, and a hundredth of what a lost limb
     of an operand costs. What is not finite is so just where the chain is not.
     """
     got, a, b = got.cpu(), a.cpu(), b.cpu()

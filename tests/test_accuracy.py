@@ -23,7 +23,7 @@ def tf32_product(a, b):
 
 @pytest.fixture
 def only_sgemm(monkeypatch):
-    """The stages are computed in test_parts.py."""
+    """The stages are computed in test_emulated.py."""
     real = accuracy.promised("cpu")["sgemm"]
     monkeypatch.setattr(accuracy, "promised", lambda device: {"sgemm": real})
 

@@ -24,6 +24,129 @@ def example() -> str:
     return re.search(r"```cpp\n(// The idea.*?)```", page, re.S)[1]
 
 
+# One for some shapes, with all that a stage may have: two tiles, a workspace, two launches, TMA.
+SPECIALIST = """// B is copied to a workspace first; A's slices come by TMA, or float by float.
+//
+// A lesson.
+//
+// arch: sm_90a
+// against: naive, as both have one result a thread
+
+#include <iterator>
+
+#include "xgemm/core/workspace.h"
+#include "xgemm/device/copy/tma_slice.h"
+#include "xgemm/device/launch.h"
+
+namespace xgemm::XGEMM_FLAVOUR::my_shape {
+
+constexpr Tile tile(int columns) {
+  return {.BM = 32, .BN = columns, .BK = 1, .TM = 32, .TN = 1, .buffers = 0, .rate = 1.f};
+}
+constexpr Tile kTiles[] = {tile(64), tile(128)};
+
+struct Job {
+  Gemm g;
+  float* columns;  // of B: [matrix][k][column]
+  OperandMap map;
+};
+
+__global__ void __launch_bounds__(256) copy(const Job job) {
+  const Gemm& g = job.g;
+  const int64_t e = int64_t{blockIdx.x} * 256 + threadIdx.x, one = g.k * g.n;
+  if (e < one * g.batch) job.columns[e] = g.at(e / one).b(e % one / g.n, e % g.n);
+}
+
+template <bool kA>
+struct Shared {
+  NativeSlice<32, kA> rows;
+  Mbarrier landed;
+};
+
+template <int kRow, bool kA>
+__global__ void __launch_bounds__(kTiles[kRow].threads()) kernel(const __grid_constant__ Job job) {
+  constexpr int kThreads = kTiles[kRow].threads();
+  XGEMM_SHARED_DYNAMIC(s, Shared<kA>);
+  const Gemm g = job.g.at(blockIdx.z);
+  const int64_t across = ceil_div(g.n, kThreads);
+  const int64_t i = blockIdx.x / across * 32, j = blockIdx.x % across * kThreads + threadIdx.x;
+  const float* column = job.columns + blockIdx.z * g.k * g.n + j;
+  const int thread = static_cast<int>(threadIdx.x);
+  const NativeLoader<kThreads, 32, kA> rows{
+      g.a, i, g.m, g.k, job.map, g.a.bs ? static_cast<int>(blockIdx.z) : 0, thread};
+  if (thread == 0) {
+    mbarrier_init(&s.landed, rows.from.by_tma ? 1 : kThreads);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  float acc[32] = {};
+  uint32_t phase = 0;
+  for (int64_t k0 = 0; k0 < g.k; k0 += kSliceK, phase ^= 1) {
+    if (!rows.from.by_tma) {
+      for (int e = thread; e < 32 * kSliceK; e += kThreads) {
+        const int r = kA ? e / kSliceK : e % 32, k = kA ? e % kSliceK : e / 32;
+        const bool inside = i + r < g.m && k0 + k < g.k;
+        cp_async_some<4>(Smem(s.rows.x + s.rows.place(r, k)), g.a.ptr(i + r, k0 + k), 4 * inside);
+      }
+      mbarrier_arrive_after_copies(&s.landed);
+    } else if (thread == 0) {
+      mbarrier_expect(&s.landed, rows.kBytes);
+      rows.by_tma(s.rows, &s.landed, k0);
+    }
+    mbarrier_wait(&s.landed, phase);
+    for (int k = 0; k < min_of(g.k - k0, kSliceK); ++k) {
+      const float b = j < g.n ? column[(k0 + k) * g.n] : 0.f;
+      for (int r = 0; r < 32; ++r) acc[r] = fmaf(s.rows.x[s.rows.place(r, k)], b, acc[r]);
+    }
+    __syncthreads();  // all have read it
+  }
+  for (int r = 0; r < 32; ++r)
+    if (i + r < g.m && j < g.n) g.store(i + r, j, acc[r]);
+}
+
+size_t workspace(const Gemm& g, const Context&) {
+  const auto floats = [](int64_t n) { return static_cast<size_t>(n); };
+  return times(times(times(floats(g.batch), floats(g.k)), floats(g.n)), sizeof(float));
+}
+
+template <int kRow, bool kA>
+void run_row(const Gemm& g, const Context& context) {
+  constexpr int kThreads = kTiles[kRow].threads();
+  const int64_t tiles = ceil_div(g.m, 32) * ceil_div(g.n, kThreads);
+  if (tiles > kMaxGridX || ceil_div(min_of(g.batch, kMaxGridZ) * g.k * g.n, 256) > kMaxGridX)
+    throw std::invalid_argument("my_shape: over 2^31 - 1 blocks");
+  for (int64_t z = 0; z < g.batch; z += kMaxGridZ) {
+    const int64_t batch = min_of(g.batch - z, kMaxGridZ);
+    Job job{g.at(z), static_cast<float*>(context.workspace),
+            NativeLoader<kThreads, 32, kA>::map(g.at(z).a, g.m, g.k, batch)};
+    job.g.batch = batch;
+    const auto blocks = static_cast<unsigned>(ceil_div(job.g.batch * g.k * g.n, 256));
+    if (blocks) launch(copy, {.grid = dim3(blocks), .block = dim3(256)}, context, job);
+    launch(kernel<kRow, kA>,
+           {.grid = dim3(static_cast<unsigned>(tiles), 1, static_cast<unsigned>(job.g.batch)),
+            .block = dim3(kThreads),
+            .smem = sizeof(Shared<kA>)},
+           context, job);
+  }
+}
+
+void run(const Gemm& g, const Context& context) {
+  constexpr void (*rows[][2])(const Gemm&, const Context&) = {
+      {run_row<0, false>, run_row<0, true>}, {run_row<1, false>, run_row<1, true>}};
+  rows[context.row][along_k(g.a, g.m, g.k)](g, context);
+}
+
+static const Register<run> stage(kFlavour, {.name = "my_shape",
+                                            .idea = "slices of A by TMA",
+                                            .source = "this test",
+                                            .tiles = {std::begin(kTiles), std::end(kTiles)},
+                                            .min_sm = 90,
+                                            .max_sm = 90,
+                                            .workspace = workspace});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::my_shape
+"""
+
 STAGE = """// A stage that does not fit in.
 #include "xgemm/device/launch.h"
 
@@ -44,8 +167,8 @@ static const Tile kTile{.BM = rows, .BN = 32, .BK = 1, .TN = 4};"""
 # What is wrong with a stage, by name and rung: its tile and what is said of it.
 FAULTY = {
     ("upright", 60): (RIGHT, "its rung, 60, is that of my_stage, too"),
-    ("my_stage", 61): (RIGHT, "its name is that of rung 60, too"),
-    ("naive", 62): (RIGHT, "its name is that of rung 1, too"),
+    ("my_stage", 61): (RIGHT, "another stage has its name"),
+    ("naive", 62): (RIGHT, "another stage has its name"),
     ("crooked", 63): (ILLEGAL, "row 0 of its tile table is illegal: a block has whole warps"),
     ("no-word", 64): (RIGHT, "its name cannot be an operator's"),
 }
@@ -53,7 +176,7 @@ FAULTY = {
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """Run Python in a build of three stages, one of them the page's example, and of faulty ones."""
+    """Run Python in a build of four stages, the page's example among them, and of faulty ones."""
     tmp_path = tmp_path_factory.mktemp("tree")
     leave_out = shutil.ignore_patterns("*.so", "__pycache__", "build")
     for name in FOLDERS:
@@ -61,18 +184,19 @@ def python(tmp_path_factory):
     for name in FILES:
         shutil.copy(ROOT / name, tmp_path / name)
     rung = re.search(r"\.rung = (\d+)", example())[1]
-    (tmp_path / f"csrc/xgemm/stages/{rung}_my_stage.cu").write_text(example())
+    (tmp_path / f"csrc/xgemm/stages/ladder/{rung}_my_stage.cu").write_text(example())
+    (tmp_path / "csrc/xgemm/stages/shapes/my_shape.cu").write_text(SPECIALIST)
     faulty = []
     for number, ((name, rung), (tile, _)) in enumerate(FAULTY.items(), 70):
         faulty.append(f"faulty_{number}")
         text = STAGE.replace('"NAME"', f'"{name}"').replace("NAME", faulty[-1])
         text = text.replace("RUNG", str(rung)).replace("TILE", tile)
-        (tmp_path / f"csrc/xgemm/stages/{number}_{faulty[-1]}.cu").write_text(text)
+        (tmp_path / f"csrc/xgemm/stages/ladder/{number}_{faulty[-1]}.cu").write_text(text)
 
-    # The host flavour of few stages: quick, and what has no nvcc can do it.
+    # The emulator of few stages: quick, and what has no nvcc can do it.
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     variables["XGEMM_CUDA"] = "0"
-    variables["XGEMM_STAGES"] = ",".join(["my_stage", "naive", "vec4_128x128", *faulty])
+    variables["XGEMM_STAGES"] = ",".join(["my_stage", "my_shape", "naive", "vec4_128x128", *faulty])
     variables["CUDA_VISIBLE_DEVICES"] = ""  # such a build has nothing for a GPU
 
     def run(*arguments: str, code: int = 0) -> str:
@@ -94,10 +218,12 @@ def python(tmp_path_factory):
 
 @needs_compiler
 @pytest.mark.slow
-def test_one_new_file_is_a_stage(python):
+@pytest.mark.parametrize("name", ["my_stage", "my_shape"])
+def test_one_new_file_is_a_stage(python, name):
     listed = python("-c", "import xgemm_torch; print([s.name for s in xgemm_torch.stages()])")
-    assert "['naive', 'vec4_128x128', 'my_stage']" in listed
-    report = python("-m", "pytest", "-q", "tests", "-k", "my_stage", "-p", "no:cacheprovider")
+    assert "['naive', 'vec4_128x128', 'my_stage', 'my_shape']" in listed
+    quiet = ("-q", "-p", "no:cacheprovider", "--ignore", "tests/test_adding_a_stage.py")
+    report = python("-m", "pytest", "tests", "-k", name, *quiet)
     passed = int(re.search(r"(\d+) passed", report)[1])
     assert passed > 100 and "failed" not in report
 

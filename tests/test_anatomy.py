@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import anatomy, counts, parts_pictures, pictures, simt, timing
+from xgemm_torch import anatomy, counts, limb_pictures, pictures, simt, timing
 
 SOURCES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
 STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
@@ -60,7 +60,7 @@ def test_nothing_is_shown_of_what_tma_brings(stage):
 
 @pytest.mark.parametrize("layout", list(timing.LAYOUTS))
 @pytest.mark.parametrize("stage", [name for name in STAGED if not STAGES[name].strict])
-def test_all_parts_of_both_operands_arrive_once(stage, layout):
+def test_all_limbs_of_both_operands_arrive_once(stage, layout):
     drawn = anatomy.of(STAGES[stage], layout)
     m, n, k = drawn.shape
     for operand, shape in (("A", (m, k)), ("B", (k, n))):
@@ -69,13 +69,13 @@ def test_all_parts_of_both_operands_arrive_once(stage, layout):
         np.add.at(seen, (words.i, words.j), 1)
         # A word is of two neighbours along k, and says the first.
         even, odd = (seen[:, ::2], seen[:, 1::2]) if operand == "A" else (seen[::2], seen[1::2])
-        assert (even == drawn.parts).all() and (odd == 0).all()
+        assert (even == drawn.limbs).all() and (odd == 0).all()
 
 
 @pytest.mark.parametrize("stage", list(STAGES))
 def test_all_of_both_operands_arrives(stage):
     drawn = schedule(stage)
-    if drawn.parts or stage in BY_TMA:
+    if drawn.limbs or stage in BY_TMA:
         assert not len(drawn.loads)  # FP32 arrives in the launch before, which splits it, or by TMA
         return
     m, n, k = drawn.shape
@@ -188,7 +188,8 @@ def own_lines(stage, told):
 def are_of_scales(places):
     """Whether lines of stages take part in undoing scales, which nothing shows."""
     for file, number in (place.split(":") for place in places):
-        line = (SOURCES / file).read_text().splitlines()[int(number) - 1]
+        (path,) = SOURCES.glob(f"*/{file}")
+        line = path.read_text().splitlines()[int(number) - 1]
         if "scales" not in line and ".store(" not in line:
             return False
     return True
@@ -204,7 +205,7 @@ def test_worst_conflict_in_the_picture_is_the_counted_one(stage):
         ways = int(pictures._in_banks(pictures._fullest(words)).max())
         shown[line, kind] = max(ways, shown.get((line, kind), 0))
     counted = {(line["place"], line["kind"]): line["ways"] for line in told}
-    if drawn.parts:  # scales pass through shared memory, too, and are not drawn
+    if drawn.limbs:  # scales pass through shared memory, too, and are not drawn
         assert are_of_scales({place for place, _ in counted.keys() - shown.keys()})
         counted = {key: ways for key, ways in counted.items() if key in shown}
     assert shown and shown == counted
@@ -243,7 +244,7 @@ def test_digest_is_of_the_schedule():
 def test_pictures_are_small_and_say_what_they_show(stage, tmp_path):
     drawn = schedule(stage)
     names = [name for name, _ in pictures.available(drawn)]
-    more = ["parts", *["ring"] * STAGES[stage].tiles[0].by_tma] * bool(drawn.parts)
+    more = ["limbs", *["ring"] * STAGES[stage].tiles[0].by_tma] * bool(drawn.limbs)
     assert names == [*more, *(["tile", "banks", "timeline"] if drawn.staged else ["tile"])]
     for name in names:
         file = tmp_path / f"{name}.svg"
@@ -294,30 +295,31 @@ def test_counts_are_of_whole_tiles_and_of_every_line_that_a_picture_shows(stage)
         lines = {line for line, _, _ in pictures._by_line(drawn)}
         told = {line["place"] for line in own_lines(stage, counts.of(stage))}
         if stage == "short_k":  # a K that is no whole run of its copies has a line for the rest
-            lines -= {place for place in lines - told if place.startswith(STAGES[stage].file)}
+            file = Path(STAGES[stage].file).name
+            lines -= {place for place in lines - told if place.startswith(file)}
         assert lines <= told
-        assert lines == told or (drawn.parts and are_of_scales(told - lines))
+        assert lines == told or (drawn.limbs and are_of_scales(told - lines))
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-def test_a_float_is_the_sum_of_its_parts(parts):
+@pytest.mark.parametrize("limbs", [2, 3])
+def test_a_float_is_the_sum_of_its_limbs(limbs):
     generator = torch.Generator().manual_seed(0)
     for x in (2.0**14 * (1 + torch.rand(200, generator=generator))).tolist():
-        found = parts_pictures.split(x, parts)
-        assert len(found) == parts
+        found = limb_pictures.decompose(x, limbs)
+        assert len(found) == limbs
         # Two of 11 bits and a sign each hold 23; three of 8 hold all 24.
-        assert abs(x - sum(found)) <= (2.0**-9 if parts == 2 else 0)
+        assert abs(x - sum(found)) <= (2.0**-9 if limbs == 2 else 0)
 
 
 def test_bits_of_a_number():
-    assert parts_pictures.bits(20480.0) == (14, "101")
-    assert parts_pictures.bits(-20480.0, 11) == (14, "10100000000")
-    assert parts_pictures.bits(-(2.0**-8), 11) == (-8, "10")  # to the last bit of FP32
+    assert limb_pictures.bits(20480.0) == (14, "101")
+    assert limb_pictures.bits(-20480.0, 11) == (14, "10100000000")
+    assert limb_pictures.bits(-(2.0**-8), 11) == (-8, "10")  # to the last bit of FP32
 
 
 def test_a_ring_shows_every_product():
     drawn = schedule("wgmma_bf16x6")
-    axes = parts_pictures.draw(drawn, "ring").axes[0]
+    axes = limb_pictures.draw(drawn, "ring").axes[0]
     slices = drawn.tile.buffers + 3
     colors = Counter(patch.get_facecolor()[:3] for patch in axes.patches)
     # Of each slice: fetched, multiplied into P and Q, added.

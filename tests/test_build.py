@@ -258,13 +258,20 @@ def test_no_compiler(tmp_path):
 
 def test_every_stage_file_is_found():
     found = sources_module.find(ROOT)
-    files = sorted(path.name for path in ROOT.glob("csrc/xgemm/stages/*"))
-    assert [stage.path.name for stage in found.stages] == files
+    files = sorted(ROOT.glob("csrc/xgemm/stages/*/*"))
+    assert [ROOT / stage.path for stage in found.stages] == files
 
 
 @pytest.mark.parametrize("word", ["05_smem_tiled", "smem_tiled", "5", "05"])
 def test_choosing_stages(word):
     assert [stage.number for stage in sources_module.find(ROOT, (word,)).stages] == [5]
+
+
+def test_choosing_a_stage_that_is_no_rung():
+    (found,) = sources_module.find(ROOT, ("gemv",)).stages
+    assert (found.name, found.number) == ("gemv", 0)
+    with pytest.raises(BuildError, match="XGEMM_STAGES names '0'"):
+        sources_module.find(ROOT, ("0",))
 
 
 def test_choosing_a_stage_that_there_is_not():
@@ -292,9 +299,9 @@ class Tree:
         self.root = root
         self.cuda = cuda
         self.write("csrc/xgemm/core/common.h", "#pragma once\ninline constexpr float kOne = 1.f;\n")
-        self.write("csrc/xgemm/stages/01_any.cu", STAGE.format(name="any", directive=""))
+        self.write("csrc/xgemm/stages/ladder/01_any.cu", STAGE.format(name="any", directive=""))
         hopper = STAGE.format(name="hopper", directive="// arch: sm_90a\n")
-        self.write("csrc/xgemm/stages/02_hopper.cu", hopper)
+        self.write("csrc/xgemm/stages/ladder/02_hopper.cu", hopper)
         self.write(
             "csrc/xgemm/core/plain.cpp",
             '#include "xgemm/core/common.h"\nfloat two() { return 2; }\n',
@@ -345,7 +352,7 @@ def test_nothing_to_do_when_nothing_changed(tree):
 
 def test_an_edit_of_one_stage_rebuilds_that_stage(tree):
     settle(tree)
-    tree.touch("csrc/xgemm/stages/02_hopper.cu")
+    tree.touch("csrc/xgemm/stages/ladder/02_hopper.cu")
     flavours = ["cuda", "host"] if tree.cuda else ["host"]
     assert tree.pending() == [f"{flavour}/02_hopper.o" for flavour in flavours]
 
@@ -396,7 +403,7 @@ def test_objects_name_no_directory_of_this_machine(tree):
 
 def test_a_compile_error_is_shown_and_ends_the_build(tree, capfd):
     settle(tree)
-    path = tree.root / "csrc/xgemm/stages/01_any.cu"
+    path = tree.root / "csrc/xgemm/stages/ladder/01_any.cu"
     text = path.read_text()
     try:
         path.write_text(text + "\nthis is no C++;\n")
@@ -427,16 +434,18 @@ def test_summary(tree):
         # A long path may be broken over two lines.
         assert str(NVCC.nvcc) in "".join(said.split()) and "sm_80 sm_90a compute_90" in said
     else:
-        assert "no kernels: XGEMM_CUDA=0" in said and "host flavour alone" in said
+        assert "no kernels: XGEMM_CUDA=0" in said and "emulator alone" in said
 
 
 def test_wrong_file_names_and_directives_are_named(tmp_path):
-    path = tmp_path / "csrc/xgemm/stages/naive.cu"
-    path.parent.mkdir(parents=True)
-    path.write_text("")
-    with pytest.raises(BuildError, match="a stage's file is named NN_name.cu"):
-        sources_module.find(tmp_path)
-    path.rename(path.with_name("01_naive.cu")).write_text("// arch: sm_80\n// arch: sm_90a\n")
+    stages = tmp_path / "csrc/xgemm/stages"
+    for wrong in ("naive.cu", "ladder/naive.cu", "shapes/01_naive.cu", "others/naive.cu"):
+        (stages / wrong).parent.mkdir(parents=True, exist_ok=True)
+        (stages / wrong).write_text("")
+        with pytest.raises(BuildError, match=r"a stage's file is ladder/NN_name.cu or shapes/name"):
+            sources_module.find(tmp_path)
+        (stages / wrong).unlink()
+    (stages / "ladder/01_naive.cu").write_text("// An idea.\n// arch: sm_80\n// arch: sm_90a\n")
     with pytest.raises(BuildError, match="more than one '// arch:' line"):
         sources_module.find(tmp_path)
 

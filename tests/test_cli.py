@@ -478,14 +478,15 @@ def test_ladder_shows_what_changed_in_the_code(capsys, monkeypatch):
     assert main(["ladder", "--diff", "smem_tiled"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
-        "--- coalesced: stages/02_coalesced.cu", "+++ smem_tiled: stages/05_smem_tiled.cu",
+        "--- coalesced: stages/ladder/02_coalesced.cu",
+        "+++ smem_tiled: stages/ladder/05_smem_tiled.cu",
     ]  # fmt: skip
     # Neither coloured nor cut, nor wrapped.
     assert lines[2:] == stage_code.difference(stages["coalesced"], stages["smem_tiled"])
     assert main(["ladder", "--diff", "split_k", "tma_split_k"]) == 0
     first, second, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("--- tma_split_k: stages/29_tma_split_k.cu, mainloop/")
-    assert second.startswith("+++ split_k: stages/26_split_k.cu, mainloop/multistage.h")
+    assert first.startswith("--- tma_split_k: stages/shapes/tma_split_k.cu, epilogue/")
+    assert second.startswith("+++ split_k: stages/shapes/split_k.cu, epilogue/")
     assert lines == stage_code.difference(stages["tma_split_k"], stages["split_k"])
 
 
@@ -493,7 +494,7 @@ def test_ladder_shows_what_changed_in_the_code(capsys, monkeypatch):
 def test_every_stage_but_the_first_has_a_diff(name):
     stages = xgemm_torch.stages()
     if name == NAMES[0]:
-        with pytest.raises(ValueError, match="naive is the first rung; name a second stage"):
+        with pytest.raises(ValueError, match="naive is read against none; name a second stage"):
             stage_code.diff([name], stages)
     else:
         old, new, *lines = stage_code.diff([name], stages)

@@ -40,7 +40,7 @@ def test_program(name):
     print(done.stdout)
 
 
-# What ends a probe under a sanitizer: its report, or the host flavour's own error; "" for nothing.
+# What ends a probe under a sanitizer: its report, or the emulator's own error; "" for nothing.
 RIGHT = {name: "" for name, faulty in json.loads(_C.simt_probes()) if not faulty}
 OURS = dict.fromkeys(
     (

@@ -235,7 +235,7 @@ def test_ieee_and_the_strict_stages_have_the_same_bits():
         assert torch.equal(xgemm_torch.sgemm(a, b, c, kernel=name, **how), want), name
 
 
-@pytest.mark.parametrize("name", problems.PARTS)
+@pytest.mark.parametrize("name", problems.EMULATED)
 def test_a_stage_with_other_bits_refuses_ieee(name):
     """On every device, and where nothing is computed: a promise is not a matter of sizes."""
     a, b, _ = problems.operands(3, 4, 5)
@@ -1003,7 +1003,7 @@ def test_freed_storage_in_backward():
             y.sum().backward()
 
 
-def test_freed_storage_of_packed_parts():
+def test_freed_storage_of_packed_limbs():
     stages = [stage.name for stage in xgemm_torch.stages() if stage.packs]
     for name in stages:
         a, b = torch.ones(2, 3), torch.ones(3, 4)
@@ -1138,7 +1138,7 @@ def test_cuda_graph(kernel):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", problems.PARTS)
+@pytest.mark.parametrize("kernel", problems.EMULATED)
 def test_cuda_without_memory_for_a_workspace(kernel):
     """auto gives the bits of a stage that needs none; a stage by its name says so."""
     n = 4096

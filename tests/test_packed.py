@@ -1,4 +1,4 @@
-"""prepack: products with a weight whose parts are kept have the bits of those with the weight."""
+"""prepack: products with a weight whose limbs are kept have the bits of those with the weight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = [
     for row in range(len(stage.tiles))
 ]
 
-K = 130  # deep enough that rows of normal numbers are multiplied by their parts
+K = 130  # deep enough that rows of normal numbers are multiplied by their limbs
 
 if not PACKS:  # a build of some stages alone
     pytest.skip("no stage of this build packs", allow_module_level=True)
@@ -39,7 +39,7 @@ on_every_row = pytest.mark.parametrize("stage, row", ROWS)
 
 def kept(weight: Tensor, stage: str = PACKS[0], trans_b: bool = True):
     packed = xgemm_torch.prepack(weight, trans_b=trans_b, kernel=stage)
-    assert packed.parts is not None
+    assert packed.limbs is not None
     return packed
 
 
@@ -62,7 +62,7 @@ def hard(*shape: int) -> Tensor:
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("make", [problems.normal, problems.wide, hard])
 def test_the_bits_of_the_weight_itself(stage, row, trans_b, make, device):
-    """Also of parts that another stage has made: all make the same."""
+    """Also of limbs that another stage has made: all make the same."""
     for k in (1, 32, 65, 130):
         a, b = problems.normal(37, k, device=device), make(50, k).to(device)
         b = b if trans_b else b.T.contiguous()
@@ -77,7 +77,7 @@ def test_the_bits_of_the_weight_itself(stage, row, trans_b, make, device):
 @on_every_device
 @pytest.mark.parametrize("view", problems.VIEWS.values(), ids=problems.VIEWS)
 @pytest.mark.parametrize("size", [(9, 1), (33, 600), (70, 1100), (5, 4200)], ids=str)
-def test_parts_are_of_values_and_made_alike(view, size, device):
+def test_limbs_are_of_values_and_made_alike(view, size, device):
     """Of every depth of the split, from every layout: the weight's values; by every stage alike.
 
     Where rows do not lie along k their scales may be smaller by two binades; how a row's norm is
@@ -86,10 +86,10 @@ def test_parts_are_of_values_and_made_alike(view, size, device):
     weight = problems.wide(*size)
     for trans_b, w in ((True, weight), (False, weight.T.contiguous())):
         moved = view(w.to(device))
-        parts = [kept(moved, stage, trans_b).parts.cpu() for stage in PACKS]
-        for one in parts:
+        limbs = [kept(moved, stage, trans_b).limbs.cpu() for stage in PACKS]
+        for one in limbs:
             assert same_values(one, weight)
-            assert torch.equal(*(x[: halves_of(weight)] for x in (one, parts[0])))
+            assert torch.equal(*(x[: halves_of(weight)] for x in (one, limbs[0])))
 
 
 def halves_of(weight: Tensor) -> int:
@@ -97,14 +97,14 @@ def halves_of(weight: Tensor) -> int:
     return weight.shape[0] * -(-weight.shape[1] // 32) * 128
 
 
-def same_values(parts: Tensor, weight: Tensor) -> bool:
+def same_values(limbs: Tensor, weight: Tensor) -> bool:
     """Whether fp16 limbs and scales (csrc/xgemm/emulation) are of this weight."""
     rows, k = weight.shape
     size = halves_of(weight)
-    halves = parts[:size].view(torch.float16).reshape(rows, -1, 2, 32).double()
+    halves = limbs[:size].view(torch.float16).reshape(rows, -1, 2, 32).double()
     t = (halves[:, :, 0] + halves[:, :, 1] / 2048).reshape(rows, -1)
     at = -(-size // 1024) * 1024
-    scales = parts[at : at + 16 * rows].reshape(rows, 16)
+    scales = limbs[at : at + 16 * rows].reshape(rows, 16)
     exponent = scales[:, :4].contiguous().view(torch.int32).double()
     norm = scales[:, 8:12].contiguous().view(torch.float32).double()[:, 0]
     wanted = weight.double() * 2.0**exponent
@@ -123,10 +123,10 @@ def same_values(parts: Tensor, weight: Tensor) -> bool:
 @on_every_device
 @on_every_packing_stage
 def test_the_parts_are_what_is_multiplied(stage, device):
-    """And not b, which is looked at only where parts do not suffice."""
+    """And not b, which is looked at only where limbs do not suffice."""
     x, w = problems.normal(40, K, device=device), problems.normal(30, K, device=device)
     packed, other = kept(w, stage), kept(2 * w, stage)
-    packed.parts.copy_(other.parts)
+    packed.limbs.copy_(other.limbs)
     want = 2 * xgemm_torch.linear(x, w, kernel=stage)
     assert same_bits(xgemm_torch.linear(x, packed, kernel=stage), want)
     if device == "cpu":  # where auto is ATen
@@ -163,7 +163,7 @@ LEADING = [(), (1,), (5,), (2, 3), (2, 1, 3), (0,), (2, 0, 3)]
 @pytest.mark.parametrize("kernel", ["auto", PACKS[-1], problems.STRICT[-1]])
 @pytest.mark.parametrize("leading", LEADING, ids=str)
 def test_the_functions(leading, kernel, device):
-    """Every kernel takes a packed weight; one that has no use for the parts takes the weight."""
+    """Every kernel takes a packed weight; one that has no use for the limbs takes the weight."""
     x = problems.normal(*leading, K, device=device)
     w, bias = problems.normal(30, K, device=device), problems.normal(30, device=device)
     how = {"kernel": kernel}
@@ -190,15 +190,15 @@ def test_the_functions(leading, kernel, device):
 def test_weights_without_elements(size):
     w, x = torch.empty(size), problems.normal(3, size[1])
     packed = xgemm_torch.prepack(w, kernel=PACKS[0])
-    assert packed.parts is None
+    assert packed.limbs is None
     assert same_bits(xgemm_torch.linear(x, packed), xgemm_torch.linear(x, w))
 
 
 def test_auto_on_a_cpu_keeps_nothing():
     w, x = problems.normal(30, K), problems.normal(20, K)
     packed = xgemm_torch.prepack(w)
-    assert packed.parts is None
-    assert "no parts" in repr(packed)
+    assert packed.limbs is None
+    assert "no limbs" in repr(packed)
     assert same_bits(xgemm_torch.linear(x, packed), xgemm_torch.linear(x, w))
     got = xgemm_torch.linear(x, packed, kernel=PACKS[0])
     assert same_bits(got, xgemm_torch.linear(x, w, kernel=PACKS[0]))
@@ -339,7 +339,7 @@ def test_what_a_fused_optimizer_changes_is_packed_anew(optimizer, gradient, devi
     """torch counts no such step."""
     w = torch.nn.Parameter(problems.normal(20, K, device=device))
     x, packed = problems.normal(9, K, device=device), kept(w)
-    step, address = optimizer([w], lr=0.5, fused=True), packed.parts.data_ptr()
+    step, address = optimizer([w], lr=0.5, fused=True), packed.limbs.data_ptr()
     for _ in range(2):
         gradient(w, PACKS[0])
         version = w._version
@@ -350,7 +350,7 @@ def test_what_a_fused_optimizer_changes_is_packed_anew(optimizer, gradient, devi
             assert same_bits(got, want)
         step.zero_grad()
         xgemm_torch.linear(x, packed, kernel=PACKS[0])
-    assert packed.parts.data_ptr() == address, "a CUDA graph may have it"
+    assert packed.limbs.data_ptr() == address, "a CUDA graph may have it"
 
 
 def test_a_fused_step_on_a_weight_that_was_frozen():
@@ -379,11 +379,11 @@ def test_a_packed_weight_leaves_no_hook():
     packed = kept(w)
     for _ in range(3):
         packed.renew()
-        assert packed.parts is not None
+        assert packed.limbs is not None
         assert len(w._post_accumulate_grad_hooks) == 1
-    parts = weakref.ref(packed.parts)
+    limbs = weakref.ref(packed.limbs)
     del packed
-    assert parts() is None and not w._post_accumulate_grad_hooks
+    assert limbs() is None and not w._post_accumulate_grad_hooks
 
 
 def test_renew():
@@ -425,12 +425,12 @@ def test_a_copy_is_packed_when_it_is_used():
     """Loaders may fill its weight after they have made it."""
     w, x = problems.normal(20, K), problems.normal(9, K)
     other = copy.deepcopy(kept(w))
-    assert "no parts" in repr(other)
+    assert "no limbs" in repr(other)
     other.weight.mul_(2.0)
     other.check()
     want = xgemm_torch.linear(x, 2 * w, kernel=PACKS[0])
     assert same_bits(xgemm_torch.linear(x, other, kernel=PACKS[0]), want)
-    assert "bytes of parts" in repr(other)
+    assert "bytes of limbs" in repr(other)
     other.weight.mul_(2.0)
     with pytest.raises(RuntimeError, match="stale"):
         other.check()
@@ -444,7 +444,7 @@ def test_torchs_old_format_of_files():
     file.seek(0)
     loaded, x = torch.load(file, weights_only=False), problems.normal(9, K)
     assert same_bits(loaded(x), layer(x))
-    assert "bytes of parts" in repr(loaded.packed)
+    assert "bytes of limbs" in repr(loaded.packed)
 
 
 def test_copies_whose_weight_cannot_be_packed():
@@ -454,7 +454,7 @@ def test_copies_whose_weight_cannot_be_packed():
     with torch.inference_mode():
         other = copy.deepcopy(layer)
         assert same_bits(other(x), want)
-    assert other.packed.parts is None
+    assert other.packed.limbs is None
     file = io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
@@ -492,8 +492,8 @@ def test_a_copy_is_packed_in_plain_calls_only(way):
     with torch.no_grad():
         assert same_bits(way(other, x), layer(x))
         assert same_bits(other(x), layer(x))
-    assert type(other.packed.parts) is Tensor
-    assert not torch._C._functorch.is_functorch_wrapped_tensor(other.packed.parts)
+    assert type(other.packed.limbs) is Tensor
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(other.packed.limbs)
 
 
 # ------------------------------------------------------------------------------ errors
@@ -521,7 +521,7 @@ class Tagged(Tensor):
         (W, {"kernel": "nope"}, ValueError, "no kernel named 'nope'; there are: auto, "),
         (
             W, {"kernel": problems.STRICT[0]}, ValueError,
-            f"{problems.STRICT[0]} takes no parts; stages that do: {PACKS[0]}",
+            f"{problems.STRICT[0]} takes no limbs; stages that do: {PACKS[0]}",
         ),
     ],
     ids=str,
@@ -532,7 +532,7 @@ def test_what_cannot_be_packed(weight, how, kind, text):
 
 
 def test_inference_mode():
-    """An inference tensor is no weight to pack; parts made in that mode are good outside, too."""
+    """An inference tensor is no weight to pack; limbs made in that mode are good outside, too."""
     x, w = problems.normal(9, K).requires_grad_(), problems.normal(20, K).requires_grad_()
     with torch.inference_mode():
         with pytest.raises(RuntimeError, match="does not count the changes of an inference tensor"):
@@ -586,27 +586,27 @@ def test_wrong_products():
 
 def test_wrong_parts():
     """The operator itself, with what is not of its b."""
-    x, parts = torch.ones(3, 5), kept(W).parts
+    x, limbs = torch.ones(3, 5), kept(W).limbs
     product = torch.ops.xgemm.sgemm
     how = {"trans_b": True, "kernel": PACKS[0]}
     want = xgemm_torch.linear(x, W, kernel=PACKS[0])
-    assert same_bits(product(x, W, packed=parts, **how), want)
+    assert same_bits(product(x, W, packed=limbs, **how), want)
     for bad, b, kind, text in [
-        (parts[:-1], W, Exception, f"it has {len(parts) - 1} bytes, prepack gives {len(parts)}"),
-        (kept(torch.ones(300, 5)).parts, W, Exception, "packed is not of this b"),
-        (parts.float(), W, TypeError, "packed must be uint8, got float32"),
-        (parts.expand(2, -1), W, Exception, "packed must be what prepack has made"),
-        (parts, W[None], Exception, "of a b of 2 dimensions"),
-        (parts.to("meta"), W, ValueError, "a is on cpu, packed is on meta"),
-        (_off_by(4, parts), W, Exception, "packed is at an address that is no multiple of 16"),
+        (limbs[:-1], W, Exception, f"it has {len(limbs) - 1} bytes, prepack gives {len(limbs)}"),
+        (kept(torch.ones(300, 5)).limbs, W, Exception, "packed is not of this b"),
+        (limbs.float(), W, TypeError, "packed must be uint8, got float32"),
+        (limbs.expand(2, -1), W, Exception, "packed must be what prepack has made"),
+        (limbs, W[None], Exception, "of a b of 2 dimensions"),
+        (limbs.to("meta"), W, ValueError, "a is on cpu, packed is on meta"),
+        (_off_by(4, limbs), W, Exception, "packed is at an address that is no multiple of 16"),
     ]:
         with pytest.raises(kind, match=text):
             product(x, b, packed=bad, **how)
 
 
-def _off_by(bytes_: int, parts: Tensor) -> Tensor:
-    room = parts.new_empty(bytes_ + len(parts))
-    return room[bytes_:].copy_(parts)
+def _off_by(bytes_: int, limbs: Tensor) -> Tensor:
+    room = limbs.new_empty(bytes_ + len(limbs))
+    return room[bytes_:].copy_(limbs)
 
 
 @pytest.mark.parametrize("stage", PACKS)
@@ -615,8 +615,8 @@ def test_no_k(stage):
     a, b, c = torch.empty(8, 0), torch.empty(0, 64), problems.normal(8, 64)
     packed = xgemm_torch.prepack(b, trans_b=False, kernel=stage)
     assert same_bits(xgemm_torch.sgemm(a, packed, c, kernel=stage), c)
-    parts = torch.ops.xgemm.prepack(b, kernel=stage)
-    assert same_bits(torch.ops.xgemm.sgemm(a, b, c, kernel=stage, packed=parts), c)
+    limbs = torch.ops.xgemm.prepack(b, kernel=stage)
+    assert same_bits(torch.ops.xgemm.sgemm(a, b, c, kernel=stage, packed=limbs), c)
 
 
 @pytest.mark.gpu
@@ -637,12 +637,12 @@ def test_module():
     want = layer(x)
     assert layer.prepack() is layer
     assert "prepacked" in repr(layer)
-    assert layer.packed.parts is not None
+    assert layer.packed.limbs is not None
     assert same_bits(layer(x), want)
     assert list(layer.state_dict()) == keys
     other = copy.deepcopy(layer)
-    layer.packed.parts.zero_()
-    assert not same_bits(layer(x), want), "the parts are what is used"
+    layer.packed.limbs.zero_()
+    assert not same_bits(layer(x), want), "the limbs are what is used"
     assert same_bits(layer.train()(x), want), "but not in training"
     assert layer.eval().unprepack() is layer
     assert layer.packed is None and "prepacked" not in repr(layer)
@@ -674,7 +674,7 @@ def test_parameters_that_stand_in_are_refused_with_a_way_out():
         torch.func.functional_call(layer, dict(other.named_parameters()), (x,))
     given = {name: p.data for name, p in other.named_parameters()}
     assert same_bits(torch.func.functional_call(layer, given, (x,)), other(x))
-    assert layer.packed.parts is not None
+    assert layer.packed.limbs is not None
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -695,8 +695,8 @@ def test_a_module_that_was_trained_packs_its_weight_anew(fused, way):
         optimizer.step()
         optimizer.zero_grad()
     layer.eval()
-    parts, want = layer.packed.parts, layer(x)
-    assert parts is not None
+    limbs, want = layer.packed.limbs, layer(x)
+    assert limbs is not None
     assert same_bits(want, layer.unprepack()(x))
 
 
@@ -735,7 +735,7 @@ def test_a_reverted_module_has_no_parts():
 
 def test_a_module_of_a_stage_that_does_not_pack():
     layer = xgemm_torch.nn.Linear(K, 20, kernel=problems.STRICT[0])
-    with pytest.raises(ValueError, match="takes no parts"):
+    with pytest.raises(ValueError, match="takes no limbs"):
         layer.prepack()
 
 
@@ -783,13 +783,13 @@ def test_compiled_products_use_the_weight(case):
 
 def test_products_with_parts_can_be_traced():
     x, w = problems.normal(3, K), problems.normal(20, K)
-    parts = kept(w).parts
+    limbs = kept(w).limbs
 
     @torch.compile(backend="aot_eager", fullgraph=True)
-    def f(x, w, parts):
-        return torch.ops.xgemm.sgemm(x, w, trans_b=True, kernel=PACKS[0], packed=parts)
+    def f(x, w, limbs):
+        return torch.ops.xgemm.sgemm(x, w, trans_b=True, kernel=PACKS[0], packed=limbs)
 
-    assert same_bits(f(x, w, parts), xgemm_torch.linear(x, w, kernel=PACKS[0]))
+    assert same_bits(f(x, w, limbs), xgemm_torch.linear(x, w, kernel=PACKS[0]))
 
 
 # ------------------------------------------------------------------------------ a GPU

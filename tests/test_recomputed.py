@@ -156,7 +156,7 @@ def test_not_inside_a_transform():
 
 @pytest.fixture
 def only_one(monkeypatch):
-    """Of the stages that certify the one that the host flavour is quickest with."""
+    """Of the stages that certify the one that the emulator is quickest with."""
     real = accuracy.promised("cpu")
     some = {name: real[name] for name in ("sgemm", "mma_fp16x3")}
     monkeypatch.setattr(accuracy, "promised", lambda device: some)

@@ -489,9 +489,9 @@ def test_a_measurement_stands_beside_the_kernel_that_promises_most(monkeypatch, 
         ]
 
     for name in kernels:
-        for place in ("csrc/xgemm/stages", "build/xgemm/obj/cuda"):
+        for place in ("csrc/xgemm/stages/ladder", "build/xgemm/obj/cuda"):
             (tmp_path / place).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "csrc/xgemm/stages" / f"{name}.cu").write_text("// An idea.\n")
+        (tmp_path / "csrc/xgemm/stages/ladder" / f"{name}.cu").write_text("// An idea.\n")
         (tmp_path / "build/xgemm/obj/cuda" / f"{name}.o").write_text("")
     times = {name: {"tflops": 7.5, "share": 0.5} for name in ("one", "two")}
     run = {"date": "2026-01-01", "device": "d", "torch": "t",

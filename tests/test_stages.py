@@ -1,8 +1,8 @@
-"""Every stage of the registry, on the host flavour and on a GPU: bits, edges, views, specials.
+"""Every stage of the registry, on the emulator and on a GPU: bits, edges, views, specials.
 
 The oracle is one chain of fused multiply-adds; that in turn is held against libm's fmaf here. Bits
 are compared as integers, so that -0 is not 0. A stage that is not strict is held to a bound on the
-error of each element (`problems.right`); test_parts.py has what it promises besides.
+error of each element (`problems.right`); test_emulated.py has what it promises besides.
 """
 
 from __future__ import annotations
@@ -69,16 +69,18 @@ def test_the_chain_is_one_of_fmaf():
 
 def test_names_files_and_sources():
     stages = xgemm_torch.stages()
-    assert [s.file for s in stages] == sorted(p.name for p in STAGE_FILES.glob("*.cu"))
-    assert len({s.rung for s in stages}) == len(stages)
+    files = sorted(f"{p.parent.name}/{p.name}" for p in STAGE_FILES.glob("*/*.cu"))
+    assert [s.file for s in stages] == files
+    rungs = [s.rung for s in stages if s.rung]
+    assert len(set(rungs)) == len(rungs)
     for s in stages:
-        assert s.file == f"{s.rung:02d}_{s.name}.cu"
+        assert s.file == (f"ladder/{s.rung:02d}_{s.name}.cu" if s.rung else f"shapes/{s.name}.cu")
         assert s.idea and s.source and s.tiles
         assert "\n" not in s.idea and len(s.idea) < 100
 
 
 def test_stage_files_are_short():
-    for path in STAGE_FILES.glob("*.cu"):
+    for path in STAGE_FILES.glob("*/*.cu"):
         lines = path.read_text().splitlines()
         assert len(lines) <= 400, path.name
         starts = [i for i, line in enumerate(lines) if "__global__" in line]
@@ -394,7 +396,7 @@ def test_products_wait_for_what_is_before_them(stage, way):
 def test_gpu_has_the_host_flavours_bits(stage):
     """Random problems: views, layouts, batches, alpha, beta, and any row of the tile table.
 
-    200 of them; 50 where the host flavour computes tensor cores bit by bit.
+    200 of them; 50 where the emulator computes tensor cores bit by bit.
     """
     generator = torch.Generator().manual_seed(1)
     rows = [row for name, row in ROWS if name == stage]
@@ -459,5 +461,5 @@ def test_rows_that_a_device_has_no_room_for_are_not_chosen(sm):
 
 
 def test_every_stage_says_its_idea_on_its_first_line():
-    for path in STAGE_FILES.glob("*.cu"):
+    for path in STAGE_FILES.glob("*/*.cu"):
         assert re.match(r"// .{20,}", path.read_text().splitlines()[0]), path.name

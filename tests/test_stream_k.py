@@ -1,6 +1,6 @@
 """Tiles that make no whole wave are cut along K among all clusters (stream_k.h).
 
-The host flavour stands for GPUs of few multiprocessors, so that small problems are shared out.
+The emulator stands for GPUs of few multiprocessors, so that small problems are shared out.
 First those whose sums are added up; then strict ones, where a chain goes on in another block.
 """
 

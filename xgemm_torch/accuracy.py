@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 U = 2.0**-24
 FLT_MAX = torch.finfo(torch.float32).max
-# The host flavour computes tensor cores bit by bit: there the samples are few, and K is short.
+# The emulator computes tensor cores bit by bit: there the samples are few, and K is short.
 SIZE, HOST_SIZE = 512, 48
 DEPTHS = (1, 16, 33, 64, 128, 512, 2048, 8192, 65536)
 HOST_DEPTHS = (1, 16, 33, 64, 128, 300)
@@ -424,7 +424,7 @@ def run(options: argparse.Namespace) -> int:
                   "are in none of the other figures", style="dim")  # fmt: skip
     if any_anew(facts):
         counts = sorted({n for row in facts["rows"] for n in row["units"].values()})
-        out.print(f"made anew: units, of {' or '.join(map(str, counts))} in a result, that parts "
+        out.print(f"made anew: units, of {' or '.join(map(str, counts))} in a result, that limbs "
                   "could not give for certain", style="dim", highlight=False)  # fmt: skip
     for row in facts["rows"]:
         for contender, terms in row["broken"].items():
@@ -437,7 +437,7 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if not facts["gpu"]:
         out.print(
-            "No GPU here: the stages ran their own source through the host flavour, with the "
+            "No GPU here: the stages ran their own source through the emulator, with the "
             "tensor cores' rounding; sgemm is ATen's BLAS on a CPU."
         )
     if facts["warning"]:

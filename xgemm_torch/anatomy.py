@@ -75,14 +75,14 @@ class Anatomy:
         threads: of the block.
         owner: (rows, columns), the thread that stores each element of D, or what others add to it.
         loads: words that came from gmem into registers.
-        copies: words that cp.async brought past the registers. Where operands lie in 16-bit parts,
-            a word holds a part of two neighbours along K, of which it names the first.
+        copies: words that cp.async brought past the registers. Where operands lie in 16-bit limbs,
+            a word holds a limb of two neighbours along K, of which it names the first.
         stores: words stored to shared memory, with the element that they hold.
         reads: words read from shared memory, with the element that they hold.
         named: whether it can be told what lies in shared memory: each thread stores there as many
             words as it loads, or cp.async brings it. Where it cannot, ``stores`` and ``reads`` are
             empty; where TMA brings some of it, ``loads`` and ``copies`` are, too.
-        parts: in how many 16-bit parts an operand's element is multiplied; 0 for FP32 itself.
+        limbs: in how many 16-bit limbs an operand's element is multiplied; 0 for FP32 itself.
     """
 
     stage: Stage
@@ -99,7 +99,7 @@ class Anatomy:
     stores: Words = field(repr=False)
     reads: Words = field(repr=False)
     named: bool
-    parts: int
+    limbs: int
 
     @property
     def tile(self) -> Tile:
@@ -129,10 +129,10 @@ class Anatomy:
     def stray_reads(self) -> int:
         """Count words of A that a thread reads for rows it has no result in; of B, for columns.
 
-        0 says that the elements found in shared memory are what the stage takes them for. Of parts,
+        0 says that the elements found in shared memory are what the stage takes them for. Of limbs,
         a lane reads what tensor cores give to all of its warp.
         """
-        together = WARP if self.parts else 1
+        together = WARP if self.limbs else 1
         in_row = np.zeros((self.threads, self.rows), dtype=bool)
         in_column = np.zeros((self.threads, self.columns), dtype=bool)
         i, j = np.indices(self.owner.shape)
@@ -147,7 +147,7 @@ class Anatomy:
         """Say what was traced."""
         m, n, k = self.shape
         warps = math.ceil(self.threads / WARP)
-        which = "of which one block is shown" if self.parts else "which is one block"
+        which = "of which one block is shown" if self.limbs else "which is one block"
         text = (
             f"Traced: a product of {m} x {n} x {k}, NN, {which}. Its tile of D is "
             f"{self.rows} x {self.columns}, its {self.threads} threads are {warps} warps"
@@ -168,8 +168,8 @@ class Anatomy:
             for values in vars(words).values():
                 found.update(np.ascontiguousarray(values, dtype="<i4").tobytes())
         found.update(np.ascontiguousarray(self.owner, dtype="<i4").tobytes())
-        if self.parts:  # more is drawn of these than was traced
-            found.update(repr((self.parts, self.tile)).encode())
+        if self.limbs:  # more is drawn of these than was traced
+            found.update(repr((self.limbs, self.tile)).encode())
         return found.hexdigest()[:16]
 
 
@@ -205,13 +205,13 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     copies = words.take("copy issue")
     stores = words.take("shared store")
     reads = words.take("shared load")
-    parts = counts.parts_of(stage, tile)
-    if parts:
-        copies = _of_parts(copies, tile, parts, k)
+    limbs = counts.limbs_of(stage, tile)
+    if limbs:
+        copies = _of_limbs(copies, tile, limbs, k)
         # What else passes through shared memory are scales.
         stores, reads = stores[:0], reads[np.isin(reads.word, copies.word)]
-    named = np.array_equal(stores.thread, loads.thread) if len(stores) else not parts
-    named |= bool(parts and len(copies))
+    named = np.array_equal(stores.thread, loads.thread) if len(stores) else not limbs
+    named |= bool(limbs and len(copies))
     if named and len(stores):
         stores = _named(stores, loads)
     reads = _found(reads, _joined(stores, copies))
@@ -224,7 +224,7 @@ def of(stage: Stage, layout: str = "NN") -> Anatomy:
     shape = (tile.BM, tile.BN, k)
     return Anatomy(
         stage, shape, places, phases, rows, columns, depth, threads, owner,
-        loads, copies, stores, reads, named, parts,
+        loads, copies, stores, reads, named, limbs,
     )  # fmt: skip
 
 
@@ -314,21 +314,21 @@ def _joined(first: Words, second: Words) -> Words:
                     for name, values in vars(first).items()})  # fmt: skip
 
 
-def _of_parts(copies: Words, tile: Tile, parts: int, k: int) -> Words:
-    """Give copies from the workspace the elements whose parts they bring.
+def _of_limbs(copies: Words, tile: Tile, limbs: int, k: int) -> Words:
+    """Give copies from the workspace the elements whose limbs they bring.
 
-    Each operand lies there as [row][k / BK][part][BK], of two bytes (emulation/limbs.h), and A's
+    Each operand lies there as [row][k / BK][limb][BK], of two bytes (emulation/limbs.h), and A's
     slice before B's in a buffer: all of A's buffers come first in shared memory.
     """
-    of_b = copies.word >= tile.buffers * tile.BM * tile.BK * parts // 2
+    of_b = copies.word >= tile.buffers * tile.BM * tile.BK * limbs // 2
     operand = np.where(of_b, ord("B"), ord("A")).astype(np.int32)
     row, at = np.empty_like(copies.j), np.empty_like(copies.j)
     for mine in (of_b, ~of_b):
         if mine.any():
             word = copies.j[mine] - copies.j[mine].min()
             slices = -(-k // tile.BK)
-            row[mine], rest = np.divmod(word, slices * tile.BK * parts // 2)
-            at[mine] = rest // (tile.BK * parts // 2) * tile.BK + rest % (tile.BK // 2) * 2
+            row[mine], rest = np.divmod(word, slices * tile.BK * limbs // 2)
+            at[mine] = rest // (tile.BK * limbs // 2) * tile.BK + rest % (tile.BK // 2) * 2
     i, j = np.where(of_b, at, row), np.where(of_b, row, at)
     return Words(**{**vars(copies), "operand": operand, "i": i, "j": j})
 

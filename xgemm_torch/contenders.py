@@ -64,13 +64,13 @@ def rows_of(stages: Iterable[registry.Stage]) -> list[Row]:
     ]
 
 
-KINDS = ("parts", "chain", "chains")
+KINDS = ("emulated", "chain", "chains")
 """What makes an element of a result: `Row`s of one kind are measured beside each other."""
 
 
 def kind(row: Row) -> str:
     """One of `KINDS`."""
-    return "parts" if not row.strict else "chains" if row.split_k else "chain"
+    return "emulated" if not row.strict else "chains" if row.split_k else "chain"
 
 
 def several(p: Problem) -> bool:

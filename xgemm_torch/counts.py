@@ -1,6 +1,6 @@
 """What a stage asks of the memories for one product, in numbers that compare stages.
 
-Counted by the host flavour while the stage's own source runs, so it needs no GPU and is no time.
+Counted by the emulator while the stage's own source runs, so it needs no GPU and is no time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def best_row(stage: registry.Stage) -> int:
     return max(range(len(stage.tiles)), key=lambda row: stage.tiles[row].rate)
 
 
-def parts_of(stage: registry.Stage, tile: registry.Tile) -> int:
-    """Give the number of 16-bit parts in which a stage multiplies an element; 0 for FP32 itself."""
+def limbs_of(stage: registry.Stage, tile: registry.Tile) -> int:
+    """Give the number of 16-bit limbs in which a stage multiplies an element; 0 for FP32 itself."""
     if stage.strict or not tile.buffers:
         return 0
     return tile.element_bytes // 2
@@ -133,5 +133,5 @@ def table(rows: Iterable[dict[str, Any]]) -> Fitted:
         ],
     )
     for row in rows:
-        made.add_row(str(row["rung"]), row["name"], *cells(row["counts"]))
+        made.add_row(str(row["rung"] or ""), row["name"], *cells(row["counts"]))
     return made

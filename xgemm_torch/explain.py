@@ -94,7 +94,7 @@ class Explanation:
         blocks_per_sm: of them, those that run at once on one multiprocessor.
         waves: blocks over blocks that run at once.
         scheme: how a product of FP32 numbers is made: "ffma: ..." of the numbers themselves,
-            "fp16x3: ..." or "bf16x6: ..." of parts of them; empty where no stage runs.
+            "fp16x3: ..." or "bf16x6: ..." of limbs of them; empty where no stage runs.
         workspace: bytes of workspace, from torch's allocator; where there is no memory for them
             "auto" takes a stage that needs none.
         candidates: all rows of all stages.
@@ -349,7 +349,7 @@ def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Aske
     if a.device.type == "cuda":
         return _on_cuda(m, n, k, batch, *layouts, a.device, asked)
     if kernel != "auto":
-        name, why = kernel, "asked for; its CUDA source runs in the host flavour, which is slow"
+        name, why = kernel, "asked for; its CUDA source runs in the emulator, which is slow"
         found, candidates = _candidates(m, n, k, batch, *layouts, 0, 0, asked)
         if not candidates:
             return _without_grid(m, n, k, batch, str(a.device), precision, "none", found["why"])

@@ -15,7 +15,7 @@ from . import environment
 
 # Ragged on purpose: no tile divides these, and every edge is met.
 SELF_TEST_SIZES = (37, 29, 19)
-# What two results of that depth may be apart, each with an error of half of it at most; a lost part
+# What two results of that depth may be apart, each with an error of half of it at most; a lost limb
 # of an operand costs hundreds.
 SELF_TEST_ROUNDINGS = 16
 
@@ -183,7 +183,8 @@ def _tuned_words(tuned: dict[str, Any]) -> str:
 
 
 def _fault_words(fault: dict[str, Any]) -> str:
-    return f"{fault['name']} (rung {fault['rung']}, {fault['flavour']} flavour): {fault['why']}"
+    rung = f"rung {fault['rung']}, " if fault["rung"] else ""
+    return f"{fault['name']} ({rung}{fault['flavour']} flavour): {fault['why']}"
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -191,7 +192,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     kernels = (
         f"CUDA {build.get('cuda_version')} kernels for {build.get('archs')}"
         if build.get("cuda")
-        else "host flavour only, no CUDA kernels"
+        else "emulator only, no CUDA kernels"
     )
     gpus = [
         f"{gpu['index']}: {gpu['name']}, sm_{gpu['sm']}, {gpu['multiprocessors']} multiprocessors, "

@@ -180,7 +180,7 @@ def table(facts: dict[str, Any]) -> Fitted:
     results = (
         [Column("TFLOP/s", right=True, words=8), Column("of torch.mm", right=True)]
         if gpu
-        else [Column("host flavour", words=12)]
+        else [Column("emulator", words=12)]
     )
     made = Fitted(
         f"The ladder{at}, on {facts['device']}",
@@ -196,8 +196,8 @@ def table(facts: dict[str, Any]) -> Fitted:
     )
     for row in facts["stages"]:
         made.add_row(
-            str(row["rung"]), f"[bold]{row['name']}[/]", row["idea"], row["source"], _needs(row),
-            "\n".join(row["tiles"]), *_result(row, gpu),
+            str(row["rung"] or ""), f"[bold]{row['name']}[/]", row["idea"], row["source"],
+            _needs(row), "\n".join(row["tiles"]), *_result(row, gpu),
         )  # fmt: skip
     return made
 
@@ -219,14 +219,14 @@ def show_diff(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the ladder; returns 1 when a stage is wrong on the host flavour, else 0."""
+    """Print the ladder; returns 1 when a stage is wrong on the emulator, else 0."""
     if options.diff:
         return show_diff(options)
     if options.size is not None and options.size < 1:
         raise ValueError(f"ladder: size must be at least 1, got {options.size}")
     if options.size is not None and options.size > MOST_ON_CPU and not torch.cuda.is_available():
         raise ValueError(
-            f"ladder: without a GPU every stage runs through the host flavour, for hours beyond "
+            f"ladder: without a GPU every stage runs through the emulator, for hours beyond "
             f"{MOST_ON_CPU}; got size {options.size}"
         )
     if options.race:
@@ -256,7 +256,7 @@ def run(options: argparse.Namespace) -> int:
             out.print(f"[yellow]{facts['warning']}[/]")
     else:
         out.print(
-            "No GPU here: each stage ran its own source through the host flavour on a small ragged "
+            "No GPU here: each stage ran its own source through the emulator on a small ragged "
             "problem. That says whether it is right, not how fast it is."
         )
         out.print(counts.table(facts["stages"]))

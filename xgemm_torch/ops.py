@@ -773,7 +773,7 @@ def sgemm_packed(
     words: Words, a: Tensor, b: Tensor, c: Tensor | None, packed: Tensor | None,
     out: Tensor | None, flags: dict[str, Any],
 ) -> Tensor:  # fmt: skip
-    """``sgemm_as`` for a ``b`` of which ``prepack`` keeps the parts, ``packed``."""
+    """``sgemm_as`` for a ``b`` of which ``prepack`` keeps the limbs, ``packed``."""
     try:
         for arg in ("alpha", "beta"):
             if arg in flags and not is_compiling():

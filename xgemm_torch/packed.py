@@ -25,39 +25,39 @@ _PACKS = [stage.name for stage in stages() if stage.packs]
 class PackedWeight:
     """A matrix and the 16-bit limbs that stages of two fp16 limbs make of it; see ``prepack``.
 
-    It holds the weight itself too: for its gradients, for stages that take no parts, and for
+    It holds the weight itself too: for its gradients, for stages that take no limbs, and for
     elements and problems that two limbs cannot give. A copy, or what is loaded, packs its own
     weight when it is first used: loaders fill tensors after they have made them.
 
     Attributes:
         weight: the matrix.
         trans_b: whether it is used transposed.
-        kernel: the stage that was asked for the parts, or "auto".
+        kernel: the stage that was asked for the limbs, or "auto".
     """
 
     def __init__(self, weight: Tensor, trans_b: bool, kernel: str) -> None:
         """Of a weight that is yet to be packed."""
         self.weight, self.trans_b, self.kernel = weight, trans_b, kernel
-        self._parts: Tensor | None = None
+        self._limbs: Tensor | None = None
         # What the weight was when it was packed; None: it is yet to be packed.
         self._then: tuple[Any, ...] | None = None
 
     @property
-    def parts(self) -> Tensor | None:
-        """The parts and their scales, opaque.
+    def limbs(self) -> Tensor | None:
+        """The limbs and their scales, opaque.
 
-        None where the weight itself is used: where no stage of this device takes parts, in compiled
+        None where the weight itself is used: where no stage of this device takes limbs, in compiled
         graphs, for a copy's weight that cannot be packed (``half()``, inference mode), and as long
         as a weight that is yet to be packed is used only where calls are recorded or transformed
         (tracing, ``torch.func``, a CUDA graph's capture).
         """
         if is_compiling():
             return None
-        if self._then is None or (self._parts is not None and self._gradients.came(self.weight)):
+        if self._then is None or (self._limbs is not None and self._gradients.came(self.weight)):
             if _refusal(self.weight) is not None or not _is_plain_call(self.weight):
                 return None
             self._pack(wait=True)
-        return self._parts
+        return self._limbs
 
     def renew(self) -> None:
         """Have the weight packed anew when it is next used: it may change until then."""
@@ -69,13 +69,13 @@ class PackedWeight:
         self._storage = StorageWeakRef(self.weight.untyped_storage())
         then = _state(self.weight)
         with torch.inference_mode(False), torch.no_grad():
-            parts = torch.ops.xgemm.prepack(self.weight, trans_b=self.trans_b, kernel=self.kernel)
-            old = self._parts
-            if old is not None and (old.shape, old.device) == (parts.shape, parts.device):
-                parts = old.copy_(parts)  # a CUDA graph may have their address
-        if wait and parts.is_cuda:  # nobody told other threads' streams to wait for this one
-            torch.cuda.current_stream(parts.device).synchronize()
-        self._parts = parts if parts.numel() else None
+            limbs = torch.ops.xgemm.prepack(self.weight, trans_b=self.trans_b, kernel=self.kernel)
+            old = self._limbs
+            if old is not None and (old.shape, old.device) == (limbs.shape, limbs.device):
+                limbs = old.copy_(limbs)  # a CUDA graph may have their address
+        if wait and limbs.is_cuda:  # nobody told other threads' streams to wait for this one
+            torch.cuda.current_stream(limbs.device).synchronize()
+        self._limbs = limbs if limbs.numel() else None
         self._then = then
 
     @property
@@ -96,14 +96,14 @@ class PackedWeight:
 
     def __repr__(self) -> str:
         """Shape, device, bytes."""
-        kept = "no parts" if self._parts is None else f"{self._parts.numel()} bytes of parts"
+        kept = "no limbs" if self._limbs is None else f"{self._limbs.numel()} bytes of limbs"
         return (
             f"PackedWeight({tuple(self.shape)}, trans_b={self.trans_b}, "
             f"device={self.weight.device}, {kept})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without the parts."""
+        """Without the limbs."""
         return PackedWeight, (self.weight, self.trans_b, self.kernel)
 
     @classmethod
@@ -125,28 +125,28 @@ class PackedWeight:
 
 
 def prepack(weight: Tensor, *, trans_b: bool = True, kernel: str = "auto") -> PackedWeight:
-    """Split a weight that does not change into parts once, for all products with it.
+    """Decompose a weight that does not change into limbs once, for all products with it.
 
     The result stands for the weight in ``xgemm_torch.linear(x, packed)``, or with ``trans_b=False``
     in ``sgemm(a, packed)``, ``mm``, ``addmm`` and ``matmul``. They give the same bits as with the
     weight, by the same kernel; where that is a stage with ``packs`` (``xgemm_torch.stages()``) it
-    splits the other operand only. The parts take as much memory as the weight, which is kept, too.
-    Gradients of both operands are those without packing.
+    decomposes the other operand only. The limbs take as much memory as the weight, which is kept,
+    too. Gradients of both operands are those without packing.
 
     A weight that was written to since, or has other memory, is refused. One that has had a gradient
     since is packed anew: torch does not count what a fused optimizer makes of it. Nothing else that
     torch does not count as a change is seen: writing through ``weight.data`` or its storage;
     collectives (``torch.distributed.scatter``, and NCCL's) and other libraries' kernels that write
     to the weight; fused optimizers where the weight is a view or detached, or its gradient was set
-    and cleared by hand; and the replays of a CUDA graph, which has the parts of the time of its
+    and cleared by hand; and the replays of a CUDA graph, which has the limbs of the time of its
     capture. Call ``packed.renew()`` after those: the next product packs the weight anew. In
     compiled graphs the weight itself is used.
 
     Args:
         weight: (N, K), as of ``linear``; (K, N) with ``trans_b=False``.
         trans_b: the flag that products with it will have; ``linear``'s is True.
-        kernel: "auto", or the stage to split by. On a CPU nothing is split by "auto", which is
-            ATen's BLAS there; a stage splits in the host flavour, for products by its name.
+        kernel: "auto", or the stage to decompose by. On a CPU "auto", which is ATen's BLAS
+            there, decomposes nothing; a stage does in the emulator, for products by its name.
 
     Returns:
         What products take in place of the weight.
@@ -167,7 +167,7 @@ def prepack(weight: Tensor, *, trans_b: bool = True, kernel: str = "auto") -> Pa
             f"prepack: no kernel named '{kernel}'; there are: {', '.join(KERNELS['sgemm'])}"
         )
     if kernel != "auto" and kernel not in _PACKS:
-        raise ValueError(f"prepack: {kernel} takes no parts; stages that do: {', '.join(_PACKS)}")
+        raise ValueError(f"prepack: {kernel} takes no limbs; stages that do: {', '.join(_PACKS)}")
     packed = PackedWeight(weight, trans_b, kernel)
     packed._pack()
     return packed
@@ -268,7 +268,7 @@ def _sgemm(
             f"{words.name}: {words.b} was packed for trans_b={b.trans_b}; prepack(weight, trans_b="
             f"{not b.trans_b}) packs for {not b.trans_b}"
         )
-    return sgemm_packed(words, a, weight, c, b.parts, out, flags)
+    return sgemm_packed(words, a, weight, c, b.limbs, out, flags)
 
 
 def _linear(
@@ -286,8 +286,8 @@ def _linear(
         )
     flags = {"trans_b": True, "activation": activation, **how}
     if x.dim() == 2:
-        return sgemm_packed(F.LINEAR, x, matrix, bias, weight.parts, None, flags)
-    out = sgemm_packed(F.LINEAR, F._rows(x), matrix, bias, weight.parts, None, flags)
+        return sgemm_packed(F.LINEAR, x, matrix, bias, weight.limbs, None, flags)
+    out = sgemm_packed(F.LINEAR, F._rows(x), matrix, bias, weight.limbs, None, flags)
     return out.reshape((*x.shape[:-1], matrix.shape[0]))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import parts_pictures, svg
+from . import limb_pictures, svg
 from .anatomy import BANKS, WARP, Anatomy, Words
 from .plotting import BLUE, GREEN, GREY, GRID, INK, ORANGE, QUIET, RED, new_figure, save
 
@@ -43,23 +43,23 @@ GUIDE = (
     "elements are loaded from gmem into registers; purple: their `cp.async` is issued; green: they "
     "are stored to shared memory; blue: they are read from there. What stands in the same column "
     "can overlap.",
-    *parts_pictures.GUIDE,
+    *limb_pictures.GUIDE,
 )
 
 
 def available(drawn: Anatomy) -> list[tuple[str, str]]:
     """Names and titles of the pictures that a stage has."""
     names = ["tile", "banks", "timeline"] if drawn.staged else ["tile"]
-    return [*parts_pictures.available(drawn), *((name, TITLES[name]) for name in names)]
+    return [*limb_pictures.available(drawn), *((name, TITLES[name]) for name in names)]
 
 
 def draw(drawn: Anatomy, name: str, path: Path) -> None:
     """Draw one picture into ``path``, an SVG or, by its suffix, a PNG."""
     titles = dict(available(drawn))
     mine = {"tile": _tile, "banks": _banks, "timeline": _timeline}
-    made = mine[name](drawn) if name in mine else parts_pictures.draw(drawn, name)
+    made = mine[name](drawn) if name in mine else limb_pictures.draw(drawn, name)
     inch = 1 / made.get_figheight()
-    made.text(0.012, 1 - 0.1 * inch, f"{drawn.stage.rung} {drawn.stage.name}", fontsize=11,
+    made.text(0.012, 1 - 0.1 * inch, drawn.stage.numbered, fontsize=11,
               fontweight="bold", color=INK, va="top")  # fmt: skip
     made.text(0.012, 1 - 0.32 * inch, titles[name], fontsize=8.5, color=QUIET, va="top")
     from matplotlib import rc_context
@@ -79,8 +79,8 @@ def shows(drawn: Anatomy, name: str) -> str:
     """Digest what a picture shows: who has seen one has seen all others of the same digest.
 
     It goes by owners of elements (tile), by the slices of each stretch (timeline), by the bytes,
-    the banks and the conflicts of each kind of access (banks), by the numbers of parts and of slots
-    (parts, ring); not by names, lines of the source, or the depth of a slice.
+    the banks and the conflicts of each kind of access (banks), by the numbers of limbs and of slots
+    (limbs, ring); not by names, lines of the source, or the depth of a slice.
     """
     tile = drawn.tile
     shown: list[object] = [name]
@@ -96,7 +96,7 @@ def shows(drawn: Anatomy, name: str) -> str:
     elif name == "timeline":
         shown += [drawn.phases, _events(drawn)]
     else:
-        shown += [drawn.parts, (tile.buffers, tile.BK) if name == parts_pictures.RING else ()]
+        shown += [drawn.limbs, (tile.buffers, tile.BK) if name == limb_pictures.RING else ()]
     found = hashlib.sha256()
     for part in shown:
         if isinstance(part, np.ndarray):
@@ -142,13 +142,13 @@ def _loaders(drawn: Anatomy, operand: str) -> tuple[np.ndarray, str]:
     shape = (drawn.rows, drawn.depth) if operand == "A" else (drawn.depth, drawn.columns)
     owner = np.full(shape, -1, dtype=np.int64)
     moved = moved[(moved.i < shape[0]) & (moved.j < shape[1])]
-    if drawn.parts:
-        # The first parts, which are copied first, and the second element of each word.
+    if drawn.limbs:
+        # The first limbs, which are copied first, and the second element of each word.
         moved = moved[::-1]
         owner[moved.i, moved.j] = moved.thread
         across = (0, 1) if operand == "A" else (1, 0)
         owner[moved.i + across[0], moved.j + across[1]] = moved.thread
-        return owner, f"{operand}, the first parts of a slice"
+        return owner, f"{operand}, the first limbs of a slice"
     if drawn.staged:
         owner[moved.i, moved.j] = moved.thread
         return owner, f"{operand}, a slice"

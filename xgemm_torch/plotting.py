@@ -223,9 +223,9 @@ def ladder(facts: dict[str, Any], path: Path) -> None:
         title = "The ladder, checked on the host"
         below = (
             f"{facts['device']}; no GPU here, so there is no speed to show: each stage ran its own "
-            "source through the host flavour"
+            "source through the emulator"
         )
-    axes.set_yticks(places, [f"{row['name']}  {row['rung']:>2}" for row in rows],
+    axes.set_yticks(places, [f"{row['name']}  {row['rung'] or '':>2}" for row in rows],
                     fontsize=10.5, color=INK)  # fmt: skip
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(length=0, labelcolor=INK)
@@ -337,7 +337,7 @@ def _standing(axes: Axes, facts: dict[str, Any]) -> None:
             axes.plot([], [], "s", color=color, label=label)
         axes.set_xscale("log")
     axes.margins(x=0.14)
-    axes.set_yticks(range(len(rows)), [f"{row['name']}  {row['rung']:>2}" for row in rows],
+    axes.set_yticks(range(len(rows)), [f"{row['name']}  {row['rung'] or '':>2}" for row in rows],
                     fontsize=9.5)  # fmt: skip
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -345,13 +345,14 @@ def _standing(axes: Axes, facts: dict[str, Any]) -> None:
 
 
 def _roofline(axes: Axes, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Speed on a GPU, else only the place on the x axis, under the roofs of `race.roofs`.
+    """Rungs' speed on a GPU, else only the place on the x axis, under the roofs of `race.roofs`.
 
     What a kernel asks for comes through L1, so that line bounds it; what caches do not hold comes
     from memory, as fast as a copy at best, so a point above the copy's line lives off them.
     """
     roofs = facts["roofs"]
     peak = roofs["fp32_tflops"]
+    rows = [row for row in rows if row["rung"]]
     reach = [row["counts"]["flop_per_byte"] for row in rows]
     low, high = min(reach) / 3, 3 * max([*reach, (peak or 1.0) / roofs["memory_tbs"]])
     for name, speed in (("copy", roofs["memory_tbs"]), ("L1", roofs["l1_tbs"])):
@@ -456,7 +457,7 @@ def accuracy(facts: dict[str, Any], path: Path) -> None:
     verdict = "no worse than the strict chain" if facts["kept"] else "WORSE than promised"
     figure.text(0.05, 1 - 0.36 / height, f"Accuracy of FP32 products: {verdict}", fontsize=14,
                 fontweight="bold", color=INK if facts["kept"] else RED, va="center")  # fmt: skip
-    where = "" if facts["gpu"] else ", stages on the host flavour"
+    where = "" if facts["gpu"] else ", stages on the emulator"
     figure.text(
         0.05, 1 - 0.66 / height, f"{facts['device']}{where}; {facts['size']} x {facts['size']} "
         "elements each against float64; lines: root mean square, dots: largest",

@@ -200,7 +200,7 @@ def speed_table(facts: dict[str, Any]) -> Fitted:
         speed = row["note"] or f"{row['tflops']:.1f}"
         share = "" if row["share"] is None else f"{row['share']:.0%}"
         mark = "" if row["mark"] is None else f"{row['mark']:.0%}"
-        table.add_row(str(row["rung"]), row["name"], speed, share, mark)
+        table.add_row(str(row["rung"] or ""), row["name"], speed, share, mark)
     return table
 
 
@@ -224,7 +224,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         out.print(
             "No GPU here, so nothing was timed: this was a race of counts, taken while each stage "
-            "ran its own source through the host flavour."
+            "ran its own source through the emulator."
         )
     out.print(counts.table(facts["stages"]))
     out.print(counts.LEGEND)

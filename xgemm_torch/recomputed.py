@@ -58,7 +58,7 @@ def count_recomputed(device: Any = None) -> Iterator[Recomputed]:
 
     Args:
         device: a torch.device or its name; by default the current GPU, or the CPU, where stages
-            that are called by their names run through the host flavour.
+            that are called by their names run through the emulator.
 
     Returns:
         A context manager that gives the count, a `Recomputed`, whose ``units`` can be read at any

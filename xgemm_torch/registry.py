@@ -1,4 +1,4 @@
-"""The ladder's stages as Python sees them: what the compiled module has, in rung order."""
+"""The ladder's stages as Python sees them: what the compiled module has, in its order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tile:
         producers: threads of a block that hold none, and fetch; see also `by_tma`.
         cluster: blocks that share what they fetch of the second operand; 1 where each has its own.
         group: rows of tiles that are walked together, to stay in the L2 cache.
-        element_bytes: of an operand's element as it is multiplied, all its parts.
+        element_bytes: of an operand's element as it is multiplied, all its limbs.
         smem: shared memory of a block, in bytes.
         rate: measured TFLOP/s on a large problem, which the choice rests on where a row is not in
             the table of measured problems; 0 for none.
@@ -71,7 +71,7 @@ class Stage:
 
     Attributes:
         name: the operator's name and the value for ``kernel=``.
-        rung: its number on the ladder.
+        rung: its number on the ladder; 0 for one that is for problems of some shapes, and no rung.
         idea: what is new in it, in a few words.
         source: the published kernels that it comes from, as in "S v7, X 06": a letter is a key of
             `xgemm_torch.sources.SYSTEMS`, behind it stands the kernel's name there, and
@@ -83,9 +83,9 @@ class Stage:
         split_k: whether it makes several such chains of an element where `split_k_size` says so.
         matches_single_chain_overflow: ... and, for ``precision="fp32"``, keeps them finite
             just where one chain is.
-        auto_choice: whether "auto" considers it; rungs that others were faster than everywhere run
+        auto_choice: whether "auto" considers it; stages that others were faster than everywhere run
             when they are asked for by their name.
-        cuda: whether this build has its CUDA flavour (the host flavour is always there).
+        cuda: whether this build has its CUDA flavour (the emulator is always there).
         tiles: its tile table.
         packs: whether ``xgemm_torch.prepack`` spares it work.
         unit_rows: rows of the units of its results, each as wide as its tile, that it certifies
@@ -108,6 +108,11 @@ class Stage:
     auto_choice: bool = True
     unit_rows: int = 0
 
+    @property
+    def numbered(self) -> str:
+        """Its name, behind its rung where it has one: "5 smem_tiled", "gemv"."""
+        return f"{self.rung} {self.name}" if self.rung else self.name
+
 
 @dataclass(frozen=True)
 class StageFault:
@@ -115,7 +120,7 @@ class StageFault:
 
     Attributes:
         name: the operator's name that it would have.
-        rung: its number on the ladder.
+        rung: its number on the ladder; 0 for none.
         flavour: "host" or "cuda", whichever of its two is left out.
         why: what is wrong.
     """
@@ -184,7 +189,9 @@ def split_k_size(m: int, n: int, k: int, batch: int = 1) -> int:
 
 
 def stages() -> list[Stage]:
-    """The stages of this build, lowest rung first; the list is the caller's own.
+    """The stages of this build: the ladder, lowest rung first, then those for some shapes, by name.
+
+    The list is the caller's own.
 
     One that could not be registered is left out: `faults` says why, as does
     ``python -m xgemm_torch info``.

@@ -30,7 +30,7 @@ def configure(
     sm_count: int | None = None,
     split_k_size: int | None = None,
 ) -> contextlib.AbstractContextManager[dict[str, Any]]:
-    """Change how the host flavour runs, until the end of the ``with`` block that it is for.
+    """Change how the emulator runs, until the end of the ``with`` block that it is for.
 
     The settings are the process's, not the thread's. What is left out stays as it is. The call
     alone changes nothing, but refuses what is wrong: ``with simt.configure(seed=3): ...``.
@@ -43,9 +43,9 @@ def configure(
             it once with all its sites.
         row: of the tile table of a stage that is called by its name, on a GPU as well; -1 to have
             it chosen. A stage without such a row raises ValueError then.
-        sm_count: multiprocessors of the GPU that the host flavour stands for, 132 at first: stages
+        sm_count: multiprocessors of the GPU that the emulator stands for, 132 at first: stages
             that share out work among them run, and add, as they would there.
-        split_k_size: of k, in each chain of the strict product, on a CPU, in the host flavour and
+        split_k_size: of k, in each chain of the strict product, on a CPU, in the emulator and
             on a GPU: a multiple of 32; 0 for one chain, -1 for what
             `xgemm_torch.split_k_size` gives.
 

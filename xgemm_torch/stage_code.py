@@ -1,7 +1,18 @@
-"""The code of a stage, the rung that it is best read against, and what changed between the two.
+"""The code of a stage, what its head comment tells, and what changed since another.
 
-A stage's code is its file and the headers that hold its kernel. They are read from csrc, which a
-checkout has and an installed package has not.
+A stage's code is its file and the headers of main loops and epilogues that it includes. They are
+read from csrc, which a checkout has and an installed package has not.
+
+A stage's file begins with a comment: the idea, then a lesson, in Markdown, then tags, ``name:
+value`` each:
+
+- ``arch``: what it is compiled for alone (`build_tools`);
+- ``against``: the stage that it is best read against, and behind ", as" why; the rung below where
+  there is none;
+- ``first``: the function to read first, and behind "in" its header, where it has its own;
+- ``registers``: by tile, those of a thread that fetches or splits, and of one that multiplies,
+  after they have been dealt out anew;
+- ``origin``: where a technique that is in none of the published ladders is from.
 """
 
 from __future__ import annotations
@@ -9,85 +20,80 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .registry import Stage
 
 SOURCE = Path(__file__).resolve().parents[1] / "csrc" / "xgemm"
+# Of headers in these rooms a stage's code is made; what the others have, all stages share.
+ROOMS = ("mainloop", "epilogue")
+TAGS = ("arch", "against", "first", "registers", "origin")
 
-# The rung that a stage is best read against, where that is not the one below it, and why.
-PREDECESSOR = {
-    "naive": (None, ""),
-    "smem_tiled": (
-        "coalesced",
-        "both have one result a thread, and shared memory is all that is new",
-    ),
-    "block_tile_1d": (
-        "smem_tiled",
-        "it follows it in its sources; rungs 6 to 10 are of another ladder",
-    ),
-    "vec4_64x64": (
-        "micro_4x1_vec4",
-        "it follows it in its source; rungs 11 to 13 are of other ladders",
-    ),
-    "vec4_128x128": ("block_tile_2d", "both compute 128 x 128 by 8 x 8 a thread; vectors are new"),
-    "mma_fp16x3": ("cp_async_pipelined", "it has the same ring of slices, of other elements"),
-    "split_k": ("cp_async_pipelined", "the main loop is the same"),
-    "gemv": ("coalesced", "both read global memory without shared memory between"),
-    "outer": ("block_tile_1d", "both keep an element of B in a register for a column of results"),
-    "tma_split_k": ("tma_specialized", "the main loop is the same"),
-    "tma_gemv": ("gemv", "both are for few rows, and warps have their own share of K"),
-    "whole_k": ("cp_async_pipelined", "it has the same ring of slices, and as many on their way"),
-    "short_k": ("outer", "both are for a short K, and have the same epilogue"),
-    "dot": ("gemv", "both read the large operand once; here a team has an element, not a chain"),
-}
 
-# Headers that belong to a stage's code; the first has the main loop.
-HEADERS = {
-    "cp_async_pipelined": ("mainloop/multistage.h",),
-    "tma_specialized": (
-        "mainloop/warp_specialized.h",
-        "mainloop/producer.h",
-        "device/pipeline.h",
-        "mainloop/stream_k_fixup.h",
-    ),
-    "mma_fp16x3": ("mainloop/emulated_mma.h", "mainloop/limb_ring.h"),
-    "wgmma_fp16x3": ("mainloop/emulated_wgmma.h",),
-    "wgmma_bf16x6": ("mainloop/emulated_wgmma.h",),
-    "wgmma_narrow": (
-        "mainloop/fused_emulated.h",
-        "device/copy/tma_slice.h",
-        "emulation/register_limbs.h",
-        "mainloop/fused_split_k.h",
-        "epilogue/cluster_reduce.h",
-    ),
-    "split_k": ("mainloop/multistage.h", "epilogue/split_k_chains.h", "epilogue/cluster_reduce.h"),
-    "gemv": ("mainloop/gemv.h", "mainloop/gemv_plan.h", "epilogue/split_k_chains.h"),
-    "tma_split_k": (
-        "mainloop/warp_specialized.h",
-        "mainloop/producer.h",
-        "epilogue/split_k_chains.h",
-    ),
-    "tma_gemv": ("mainloop/gemv_tma.h", "mainloop/gemv_teams.h", "device/copy/tma_slice.h"),
-    "whole_k": ("mainloop/small_tile.h",),
-}
+@dataclass(frozen=True)
+class Head:
+    """What a stage's head comment tells: the idea, paragraphs of a lesson, and tags."""
+
+    idea: str
+    lesson: tuple[str, ...]
+    tags: dict[str, str]
+
+    @property
+    def against(self) -> tuple[str, str]:
+        """The stage that it is read against, and why; empty strings: the rung below."""
+        name, _, why = self.tags.get("against", "").partition(", as ")
+        return name, why
+
+    @property
+    def first(self) -> tuple[str, str]:
+        """The function to read first, and its header; empty strings where there is none."""
+        function, _, header = self.tags.get("first", "").partition(" in ")
+        return function, header
+
+    @property
+    def registers(self) -> list[tuple[int, int] | None]:
+        """Registers of a thread that fetches, and of one that multiplies, by tile."""
+        found = []
+        for each in filter(None, self.tags.get("registers", "").split(", ")):
+            less, _, more = each.partition(" and ")
+            found.append((int(less), int(more)) if more else None)
+        return found
+
+
+def parse_head(text: str) -> Head:
+    """Read the comment with which a stage's file begins."""
+    comment = re.match(r"(?://.*\n)*", text)[0]  # type: ignore[index]
+    paragraphs = re.sub(r"^// ?", "", comment, flags=re.M).rstrip("\n").split("\n\n")
+    tags: dict[str, str] = {}
+    tag = rf"({'|'.join(TAGS)}): "
+    if re.match(tag, paragraphs[-1]):
+        joined = paragraphs.pop().replace("\n  ", " ")
+        tags = dict(line.split(": ", 1) for line in joined.splitlines())
+    idea, *lesson = paragraphs or [""]
+    return Head(" ".join(idea.split()), tuple(lesson), tags)
+
+
+def head(stage: Stage) -> Head:
+    """Read a stage's head comment."""
+    return parse_head(source_text(stage))
 
 
 def predecessors(ladder: Sequence[Stage]) -> dict[str, Stage | None]:
-    """Give the stage that each is read against: `PREDECESSOR`, else the rung below."""
+    """Give the stage that each is read against: the one its file names, else the rung below."""
     by_name = {stage.name: stage for stage in ladder}
     found: dict[str, Stage | None] = {}
     below: Stage | None = None
     for stage in ladder:
-        named, _ = PREDECESSOR.get(stage.name, (below and below.name, ""))
-        found[stage.name] = by_name.get(named, below) if named else None
+        named, _ = head(stage).against
+        found[stage.name] = by_name.get(named, below if stage.rung else None)
         below = stage
     return found
 
 
 def path_of(stage: Stage) -> Path:
     """Give the path of a stage's file."""
-    return SOURCE / "stages" / Path(stage.file).name
+    return SOURCE / "stages" / stage.file
 
 
 def source_text(stage: Stage) -> str:
@@ -96,9 +102,22 @@ def source_text(stage: Stage) -> str:
 
 
 def headers(stage: Stage) -> dict[str, str]:
-    """Read the headers that hold a stage's kernel: their names and texts."""
-    names = HEADERS.get(stage.name, ())
-    return {name: (SOURCE / name).read_text(encoding="utf-8") for name in names}
+    """Read the headers of `ROOMS` that a stage's file includes: their names and texts.
+
+    First the one with the function to read first, then in the order in which they are met.
+    """
+    found: dict[str, str] = {}
+
+    def follow(text: str) -> None:
+        for name in re.findall(rf'^#include "xgemm/((?:{"|".join(ROOMS)})/.*)"', text, re.M):
+            if name not in found:
+                found[name] = (SOURCE / name).read_text(encoding="utf-8")
+                follow(found[name])
+
+    text = source_text(stage)
+    follow(text)
+    first = parse_head(text).first[1]
+    return {name: found[name] for name in sorted(found, key=lambda name: name != first)}
 
 
 def code(stage: Stage) -> list[str]:
@@ -127,7 +146,7 @@ def difference(old: Stage, new: Stage) -> list[str]:
 
 def named(stage: Stage) -> str:
     """A stage's name and its files, as a diff's head has them."""
-    return ", ".join((f"{stage.name}: stages/{path_of(stage).name}", *HEADERS.get(stage.name, ())))
+    return ", ".join((f"{stage.name}: stages/{stage.file}", *headers(stage)))
 
 
 def diff(names: Sequence[str], ladder: Sequence[Stage]) -> list[str]:
@@ -150,9 +169,9 @@ def diff(names: Sequence[str], ladder: Sequence[Stage]) -> list[str]:
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(by_name)}"
             raise ValueError(f"ladder: no stage {name}{hint}")
     new = by_name[names[0]]
-    old = by_name[names[1]] if len(names) > 1 else predecessors(ladder)[new.name]
-    if old is None:
-        raise ValueError(f"ladder: {new.name} is the first rung; name a second stage")
     if not path_of(new).exists():
         raise ValueError(f"ladder: a diff needs the sources of a checkout; there is no {SOURCE}")
+    old = by_name[names[1]] if len(names) > 1 else predecessors(ladder)[new.name]
+    if old is None:
+        raise ValueError(f"ladder: {new.name} is read against none; name a second stage")
     return [f"--- {named(old)}", f"+++ {named(new)}", *difference(old, new)]

@@ -1,4 +1,4 @@
-// The one piece of assembly of the host flavour: callee-saved registers onto this stack, then off
+// The one piece of assembly of the emulator: callee-saved registers onto this stack, then off
 // the other.
 #if defined(__x86_64__)
 asm(R"(

@@ -75,7 +75,7 @@ inline void prepare_fiber(Fiber& f, void (*entry)()) {
   top[11] = reinterpret_cast<uint64_t>(entry);   // x30
   f.sp = top;
 #else
-#error "the host flavour switches stacks on x86-64 and aarch64 only"
+#error "the emulator switches stacks on x86-64 and aarch64 only"
 #endif
 #if defined(XGEMM_REAL_TSAN)
   if (!f.sanitizer) f.sanitizer = __tsan_create_fiber(0);

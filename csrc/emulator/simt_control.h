@@ -1,4 +1,4 @@
-// What tests and users may set and ask about the host flavour.
+// What tests and users may set and ask about the emulator.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Settings {
   std::string skip;  // "05_smem_tiled.cu:31": what orders threads or copies there does
                      // nothing, as if it had been deleted
   int row = -1;  // Overrides::row
-  int sm_count = 132;  // of the device that the host flavour stands for
+  int sm_count = 132;  // of the device that the emulator stands for
   int64_t split_k_size = -1;  // Overrides::split_k_size
 };
 
@@ -70,7 +70,7 @@ void forget_sites();
 // Their places since the library was loaded, forgotten or not: what Settings::skip may be.
 std::vector<std::string> known_places();
 
-// Runs a stage of the host flavour with every access of its kernels watched: anything but the
+// Runs a stage of the emulator with every access of its kernels watched: anything but the
 // operands and the workspace is out of bounds. Throws std::runtime_error for what the kernel does
 // wrong. `packed_b`: as in Context.
 void run_watched(const Stage& stage, const Gemm& g, void* packed_b = nullptr);

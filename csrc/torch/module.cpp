@@ -68,10 +68,9 @@ std::string stages_json() {
     for (const Tile& t : s.tiles) tiles.push_back(json(t));
     std::ostringstream row;
     row << "{\"name\":" << quoted(s.name) << ",\"rung\":" << s.rung
-        << ",\"idea\":" << quoted(s.idea) << ",\"source\":" << quoted(s.source) << ",\"file\":"
-        << quoted((s.rung < 10 ? "0" : "") + std::to_string(s.rung) + "_" + s.name + ".cu")
-        << ",\"min_sm\":" << s.min_sm << ",\"max_sm\":" << s.max_sm
-        << ",\"strict\":" << (s.strict ? "true" : "false")
+        << ",\"idea\":" << quoted(s.idea) << ",\"source\":" << quoted(s.source)
+        << ",\"file\":" << quoted(s.file()) << ",\"min_sm\":" << s.min_sm
+        << ",\"max_sm\":" << s.max_sm << ",\"strict\":" << (s.strict ? "true" : "false")
         << ",\"split_k\":" << (s.split_k ? "true" : "false")
         << ",\"matches_single_chain_overflow\":"
         << (s.matches_single_chain_overflow ? "true" : "false")
@@ -310,7 +309,7 @@ struct Described {
     g.split_k_size = split_k_size_of(g);
     return g;
   }
-  // Without a number of multiprocessors the host flavour stands for as many as simt says.
+  // Without a number of multiprocessors the emulator stands for as many as simt says.
   Device device() const {
     return {.sm = sm, .sm_count = sm || sms ? sms : simt::settings().sm_count};
   }
@@ -521,7 +520,7 @@ PyMethodDef methods[] = {
      "split_k_size(m, n, k, batch) -> of k, in a chain of the strict product; 0: all."},
     {"count_recomputed", py_count_recomputed, METH_VARARGS,
      "count_recomputed(device, address) -> the address before: where launches on that device, -1 "
-     "for the host flavour, add up how many units they make anew; 0 for nowhere."},
+     "for the emulator, add up how many units they make anew; 0 for nowhere."},
     {"tuned_path", py_tuned_path, METH_NOARGS,
      "The file of tuned problems that is read when auto first asks; empty for none."},
     {"tuned_read", py_tuned_read, METH_VARARGS, "tuned_read(path) -> its records, as JSON."},
@@ -532,7 +531,7 @@ PyMethodDef methods[] = {
      "simt_configure(order, seed, skip, row, sm_count, split_k_size) -> the settings before, as "
      "JSON."},
     {"simt_sites", py_simt_sites, METH_NOARGS,
-     "Every barrier, commit and wait that the host flavour has run, as JSON."},
+     "Every barrier, commit and wait that the emulator has run, as JSON."},
     {"simt_known_places", py_simt_known_places, METH_NOARGS,
      "The places of all sites that have run, forgotten or not, as JSON."},
     {"simt_forget_sites", py_simt_forget_sites, METH_NOARGS,

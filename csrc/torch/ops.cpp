@@ -482,7 +482,7 @@ void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, c
 #endif
 }
 
-// b's parts, or nothing where no stage packs: on a CPU only one that is named does.
+// b's limbs, or nothing where no stage packs: on a CPU only one that is named does.
 Tensor prepack(const Tensor& b, bool trans_b, const std::string& kernel) {
   const std::string op = "prepack";
   check_tensor(op, "b", b, b);
@@ -504,7 +504,7 @@ Tensor prepack(const Tensor& b, bool trans_b, const std::string& kernel) {
     const size_t bytes = s && g.n && g.k ? s->packed_bytes(g) : 0;
     std::optional<Tensor> packed = new_bytes(b, bytes);
     if (!packed)
-      throw std::runtime_error(op + ": the parts of b take " + std::to_string(bytes) +
+      throw std::runtime_error(op + ": the limbs of b take " + std::to_string(bytes) +
                                " bytes, and " + device_of(b) + " has no memory for them");
     if (bytes) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(packed->get()));
     return *packed;

@@ -14,8 +14,8 @@ from . import config as configs
 from .job import Interrupted, Job
 
 RUNS_FOLDER = Path("runs")
-# A training run of these would take days on the host flavour, which checks every access.
-HOST_FLAVOUR_SIZES = ("tiny",)
+# A training run of these would take days on the emulator, which checks every access.
+EMULATOR_SIZES = ("tiny",)
 
 
 def _by_size(setting: str) -> str:
@@ -94,9 +94,9 @@ def _folder(options: argparse.Namespace, size: str, device: str) -> Path:
 def _reject_hopeless(config: configs.Config) -> None:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("train: --device cuda, but torch sees no CUDA GPU here")
-    if config.device == "cpu" and config.kernel != "auto" and config.size not in HOST_FLAVOUR_SIZES:
+    if config.device == "cpu" and config.kernel != "auto" and config.size not in EMULATOR_SIZES:
         raise ValueError(
-            f"train: on a CPU {config.kernel} runs through the checked host flavour, far too slow "
+            f"train: on a CPU {config.kernel} runs through the emulator, far too slow "
             f"to train {config.size}; use --size tiny, or --check-kernel {config.kernel}"
         )
 

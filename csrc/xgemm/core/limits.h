@@ -16,7 +16,7 @@ constexpr int smem_of_block(int sm) {
   return 48 * 1024;
 }
 
-// The host flavour has room for every tile.
+// The emulator has room for every tile.
 constexpr bool fits(const Tile& t, const Device& device) {
   return !device.sm || t.smem() <= smem_of_block(device.sm);
 }

@@ -32,7 +32,7 @@ bool is_word(const std::string& s) {
 std::string fault_of(const Stage& s) {
   if (!is_word(s.name) || s.name == "sgemm" || s.name == "prepack" || s.name == "auto")
     return "its name cannot be an operator's";
-  if (s.rung < 1) return "its rung must be positive";
+  if (s.rung < 0) return "its rung must not be negative";
   if (!s.run) return "it has no run";
   if (!s.pack != !s.packed_bytes) return "it has one of pack and packed_bytes, and needs both";
   if (s.tiles.empty()) return "its tile table is empty";
@@ -43,12 +43,13 @@ std::string fault_of(const Stage& s) {
 }
 
 bool before(const Stage& a, const Stage& b) {
-  return a.rung != b.rung ? a.rung < b.rung : a.name < b.name;
+  if (a.rung == b.rung) return a.name < b.name;
+  return b.rung == 0 || (a.rung != 0 && a.rung < b.rung);
 }
 
 std::string clash(const Stage& s, const Stage& kept) {
   return s.name == kept.name
-             ? "its name is that of rung " + std::to_string(kept.rung) + ", too"
+             ? "another stage has its name"
              : "its rung, " + std::to_string(s.rung) + ", is that of " + kept.name + ", too";
 }
 
@@ -58,7 +59,9 @@ void add(Flavour flavour, Stage&& stage) {
     faults().push_back({flavour, s.name, s.rung, why});
   };
   if (const std::string why = fault_of(stage); !why.empty()) return leave_out(stage, why);
-  const auto clashes = [&](const Stage& s) { return s.name == stage.name || s.rung == stage.rung; };
+  const auto clashes = [&](const Stage& s) {
+    return s.name == stage.name || (s.rung != 0 && s.rung == stage.rung);
+  };
   for (const Stage& s : all)
     if (clashes(s) && !before(stage, s)) return leave_out(stage, clash(stage, s));
   for (const Stage& s : all)
@@ -81,6 +84,11 @@ constexpr int64_t kMostK = int64_t{1} << 33;
 bool too_deep(const Gemm& g) { return g.k > kMostK; }
 
 }  // namespace
+
+std::string Stage::file() const {
+  if (rung == 0) return "shapes/" + name + ".cu";
+  return (rung < 10 ? "ladder/0" : "ladder/") + std::to_string(rung) + "_" + name + ".cu";
+}
 
 const std::vector<Stage>& stages(Flavour flavour) { return table(flavour); }
 

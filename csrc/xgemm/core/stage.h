@@ -14,10 +14,10 @@ namespace xgemm {
 
 enum class Flavour { host, cuda };
 
-// The processor a stage is about to run on. The host flavour is described by the same struct, so
+// The processor a stage is about to run on. The emulator is described by the same struct, so
 // that every choice that depends on it can be made, printed and tested with no GPU.
 struct Device {
-  int sm = 0;         // compute capability, 90 for an H200; 0 for the host flavour
+  int sm = 0;         // compute capability, 90 for an H200; 0 for the emulator
   int sm_count = 1;
 };
 
@@ -41,8 +41,9 @@ struct Status {
 };
 
 struct Stage {
-  std::string name;            // torch.ops.xgemm.<name>; the file is stages/<rung>_<name>.cu
-  int rung = 0;                  // its number in the ladder
+  std::string name;            // torch.ops.xgemm.<name>
+  // Its number in the ladder, from 1. 0: it is for problems of some shapes, and no rung.
+  int rung = 0;
   std::string idea;
   std::string source;          // the systems that it comes from
   std::vector<Tile> tiles;
@@ -83,9 +84,12 @@ struct Stage {
   // The operator, as torch's dispatcher calls it: a function that is not told of which operator it
   // is, so that each stage has its own. Register sets it.
   void (*boxed)(uint64_t* stack, uint64_t inputs, uint64_t outputs) = nullptr;
+
+  // Its file below stages/: "ladder/05_smem_tiled.cu", "shapes/gemv.cu".
+  std::string file() const;
 };
 
-// All stages of one flavour, by rung.
+// All stages of one flavour: the ladder by rung, then the others by name.
 const std::vector<Stage>& stages(Flavour flavour);
 const Stage* find_stage(Flavour flavour, const std::string& name);
 
@@ -132,8 +136,8 @@ struct StageFault {
   int rung;
   std::string why;
 };
-// The stages that were left out. Of two that share a name or a rung it is the later one: of the
-// higher rung, then by name, in whichever order they are registered.
+// The stages that were left out. Of two that share a name or a rung it is the later one in the
+// order of `stages`, in whichever order they are registered.
 const std::vector<StageFault>& stage_faults();
 const StageFault* find_fault(Flavour flavour, const std::string& name);
 

@@ -27,7 +27,7 @@ struct Tile {
   int pad_b = 0;  // the same for B's
   int a_rows = 0;  // rows of A's slice as it lies in shared memory: BM (row-major) or BK (K-major)
   int min_blocks = 1;  // blocks that must fit on one SM (the second argument of __launch_bounds__)
-  int element_bytes = 4;  // of an operand's element as it is multiplied, all its parts
+  int element_bytes = 4;  // of an operand's element as it is multiplied, all its limbs
   bool b_in_registers = false;  // B's slices never lie in shared memory
   int producers = 0;  // threads of a block that hold no results
   int cluster = 1;  // blocks, one below the other, that share their slices of B

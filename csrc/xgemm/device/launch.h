@@ -23,7 +23,7 @@ inline bool may_depend(const Device& device) {
   return device.sm == 90 && std::find(std::begin(kMade), std::end(kMade), 900) != std::end(kMade);
 #else
   static_cast<void>(device);
-  return true;  // the host flavour
+  return true;  // the emulator
 #endif
 }
 

@@ -41,7 +41,7 @@ inline void check(cudaError_t status, const char* what) {
 
 __device__ __forceinline__ void expect_aligned(const void*, int) {}
 
-// Where a call stands in the source, for the host flavour's reports.
+// Where a call stands in the source, for the emulator's reports.
 struct Site {};
 __device__ __forceinline__ constexpr Site here() { return {}; }
 }  // namespace xgemm::simt
@@ -125,7 +125,7 @@ void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& con
 }
 
 // How many clusters of such a launch run at a time on the current GPU: not all of its
-// multiprocessors need have a partner. A GPU is asked once; the host flavour has room for all.
+// multiprocessors need have a partner. A GPU is asked once; the emulator has room for all.
 template <auto kKernel>
 int clusters_at_a_time(const LaunchConfig& config, const Device& device) {
   int clusters = INT_MAX;

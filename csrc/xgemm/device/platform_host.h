@@ -1,4 +1,4 @@
-// The host flavour: CUDA's vocabulary for g++, one fiber a CUDA thread. What it does is in
+// The emulator: CUDA's vocabulary for g++, one fiber a CUDA thread. What it does is in
 // simt_host.cpp.
 //
 // Stages are compiled with -fsanitize=thread for its instrumentation alone: the calls that it

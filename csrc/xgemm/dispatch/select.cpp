@@ -51,9 +51,9 @@ bool describes(const TableRow& r, const Stage& s, const Tile& t) {
 }
 
 // What makes an element of D: rows of one kind are measured beside each other.
-enum class Kind { parts, chain, chains };
+enum class Kind { emulated, chain, chains };
 Kind kind_of(const Stage& s) {
-  return !s.strict ? Kind::parts : s.split_k ? Kind::chains : Kind::chain;
+  return !s.strict ? Kind::emulated : s.split_k ? Kind::chains : Kind::chain;
 }
 
 // What was promised of a problem's result.
@@ -76,7 +76,7 @@ struct Promise {
 // What the stage would break of it, or null.
 const char* breaks(const Stage& s, const Promise& p) {
   const Kind kind = kind_of(s);
-  if (p.strict && kind == Kind::parts) return "does not keep the bits of the chain";
+  if (p.strict && kind == Kind::emulated) return "does not keep the bits of the chain";
   if (p.strict && p.several && kind == Kind::chain)
     return "makes one chain of an element, not several";
   if (kind != Kind::chains) return nullptr;
@@ -205,8 +205,8 @@ size_t Selector::number_of(const Pick& p) const {
 
 // The legal row of least time of [first, last), or `last`; see(row, microseconds, basis) for all
 // legal ones. `use` says which stages are let through, `workspace` how much of it a row may need.
-// Ties go to what comes last, the higher rung, so that without measurements the ladder itself is
-// the order.
+// Ties go to what comes last, of the ladder the higher rung, so that without measurements the
+// ladder itself is the order.
 template <class Use, class See>
 size_t Selector::least(size_t first, size_t last, const Gemm& g, const Device& device,
                        size_t workspace, Use use, See see) const {

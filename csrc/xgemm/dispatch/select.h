@@ -48,7 +48,7 @@ struct Candidate {
 struct Choice {
   Pick pick;
   std::string why;
-  std::vector<Candidate> candidates;  // every row of every stage, by rung and row
+  std::vector<Candidate> candidates;  // every row of every stage, in their order
 };
 
 // Chooses among `all` (stages(flavour), or a list of a test) by what `table` says; both must
@@ -97,7 +97,7 @@ class Selector {
 
   std::span<const Stage> all_;
   const Table& table_;
-  std::vector<Row> rows_;  // of all stages, by rung and row
+  std::vector<Row> rows_;  // of all stages, in their order
   std::vector<size_t> first_;  // of each stage, into rows_
   std::vector<size_t> all_rows_;  // 0, 1, ...
   std::vector<std::vector<size_t>> candidates_;  // by what was promised, those that auto may take

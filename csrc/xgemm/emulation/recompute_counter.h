@@ -8,7 +8,7 @@
 namespace xgemm {
 
 constexpr int kCountedDevices = 64;
-constexpr int kHostCounter = kCountedDevices;  // the host flavour's
+constexpr int kHostCounter = kCountedDevices;  // the emulator's
 
 inline std::atomic<uint32_t*> recompute_counters[kCountedDevices + 1];
 

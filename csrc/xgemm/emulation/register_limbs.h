@@ -62,7 +62,7 @@ __device__ __forceinline__ void decompose_pair(uint32_t (&limbs)[3], float x0, f
 template <int kL, bool kAlongK>
 struct RegisterLimbs {
   static constexpr int kGroups = kSliceK / 16;
-  using Slice = RawSlice<kL, kAlongK>;
+  using Slice = NativeSlice<kL, kAlongK>;
   uint32_t limbs[2][kGroups][3][4];
 
   __device__ static int first_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
@@ -108,7 +108,7 @@ struct SharedLimbs {
   static constexpr int kLines = kL / kRows, kLineBytes = kSliceK * 2;
   static_assert(kLines * kChunks <= kThreads && (kRows == 1 || kLines % 32 == 0));
   using Slice = char[3][kL * kLineBytes];
-  using Raw = RawSlice<kL, kAlongK>;
+  using Native = NativeSlice<kL, kAlongK>;
 
   __device__ static __forceinline__ int thread() {
     return static_cast<int>(threadIdx.x) % kThreads;
@@ -123,14 +123,15 @@ struct SharedLimbs {
   __device__ static __forceinline__ int chunk() {
     return kAlongK ? thread() % kChunks : thread() / kLines;
   }
-  __device__ static __forceinline__ void load(float (&x)[8], const Raw& raw, int r, int chunk) {
+  __device__ static __forceinline__ void load(float (&x)[8], const Native& native, int r,
+                                              int chunk) {
     if constexpr (kAlongK) {
-      const int at = Raw::place(r, chunk * 8);
-      load4(x, raw.x + at);
-      load4(x + 4, raw.x + (at ^ 4));
+      const int at = Native::place(r, chunk * 8);
+      load4(x, native.x + at);
+      load4(x + 4, native.x + (at ^ 4));
     } else {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] = raw.x[Raw::place(r, chunk * 8 + e)];
+      for (int e = 0; e < 8; ++e) x[e] = native.x[Native::place(r, chunk * 8 + e)];
     }
   }
 
@@ -149,14 +150,15 @@ struct SharedLimbs {
   }
 
   // A slice as it came into limbs. Neighbours are such as meet no bank twice.
-  __device__ static __forceinline__ void decompose(Slice& slice, const Raw& raw, Reach& reach) {
+  __device__ static __forceinline__ void decompose(Slice& slice, const Native& native,
+                                                   Reach& reach) {
     if (!has_part()) return;
     const int line = SharedLimbs::line(), chunk = SharedLimbs::chunk();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int r = line + i * kLines;
       float x[8];
-      load(x, raw, r, chunk);
+      load(x, native, r, chunk);
       uint32_t pairs[4][3];
 #pragma unroll
       for (int e = 0; e < 4; ++e) decompose_pair(pairs[e], x[2 * e], x[2 * e + 1], reach);

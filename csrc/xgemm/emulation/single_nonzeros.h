@@ -65,7 +65,7 @@ __device__ __forceinline__ uint32_t nonzeros_of(const float (&x)[8], const Place
 template <int kL, bool kAlongK>
 __device__ __forceinline__ void note_columns(SingleNonzeros<2>& singles,
                                              const RegisterLimbs<kL, kAlongK>& columns, int number,
-                                             const RawSlice<kL, kAlongK>& slice, int first,
+                                             const NativeSlice<kL, kAlongK>& slice, int first,
                                              uint32_t k, const Reach& reach) {
   using Columns = RegisterLimbs<kL, kAlongK>;
   uint32_t any = reach.subnormal();
@@ -98,7 +98,7 @@ __device__ __forceinline__ void note_columns(SingleNonzeros<2>& singles,
 template <class Rows>
 __device__ __forceinline__ void note_rows(SingleNonzeros<Rows::kRows>& singles,
                                           typename Rows::Slice& slice,
-                                          const typename Rows::Raw& raw, uint32_t k,
+                                          const typename Rows::Native& native, uint32_t k,
                                           const Reach& reach) {
   const int chunk = Rows::chunk();
 #pragma unroll
@@ -106,7 +106,7 @@ __device__ __forceinline__ void note_rows(SingleNonzeros<Rows::kRows>& singles,
     const int r = Rows::line() + i * Rows::kLines;
     if (!singles.looking(i) || !(Rows::any_of_row(slice, r, chunk) | reach.subnormal())) continue;
     float x[8];
-    Rows::load(x, raw, r, chunk);
+    Rows::load(x, native, r, chunk);
     singles.see(i, nonzeros_of(x, [](int e) { return e; }) << chunk * 8, k);
   }
 }

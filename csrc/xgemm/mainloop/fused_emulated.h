@@ -40,7 +40,7 @@ struct NarrowRing {
   using Rows = SharedLimbs<kTransformThreads, BM, kA>;
   using Columns = RegisterLimbs<kLong, kB>;
   typename Columns::Slice columns[kSlicesAhead];
-  typename Rows::Raw rows[kSlicesAhead];
+  typename Rows::Native rows[kSlicesAhead];
   typename Rows::Slice slices[kNarrowBuffers];
   Mbarrier full[kNarrowBuffers], empty[kNarrowBuffers];  // of slices in limbs
   Mbarrier landed[kSlicesAhead], taken[kSlicesAhead];  // of slices as they are
@@ -121,10 +121,10 @@ struct NarrowLoad {
               z = static_cast<int>(blockIdx.z);
     const bool first = thread == 0 && tma();
     if (!first && !copies()) return;
-    const RawLoader<kProducerThreads, BM, kA> rows{g.a,   o.i, g.m, k1, job.a, g.a.bs ? z : 0,
-                                                   thread};
-    const RawLoader<kProducerThreads, kLong, kB> columns{g.b.transposed(), o.j,   g.n, k1, job.b,
-                                                         g.b.bs ? z : 0,   thread};
+    const NativeLoader<kProducerThreads, BM, kA> rows{g.a,   o.i, g.m, k1, job.a, g.a.bs ? z : 0,
+                                                      thread};
+    const NativeLoader<kProducerThreads, kLong, kB> columns{g.b.transposed(), o.j,   g.n, k1, job.b,
+                                                            g.b.bs ? z : 0,   thread};
     const int bytes = (job.a.by_tma ? rows.kBytes : 0) + (job.b.by_tma ? columns.kBytes : 0);
     PipelineState<kSlicesAhead> at;
 #pragma unroll 1

@@ -39,8 +39,8 @@ struct SplitKJob {
   // What TMA knows of its operands.
   template <int BM, bool kA, bool kB>
   void see() {
-    a = RawLoader<kProducerThreads, BM, kA>::map(g.a, g.m, g.k, g.batch);
-    b = RawLoader<kProducerThreads, kLong, kB>::map(g.b.transposed(), g.n, g.k, g.batch);
+    a = NativeLoader<kProducerThreads, BM, kA>::map(g.a, g.m, g.k, g.batch);
+    b = NativeLoader<kProducerThreads, kLong, kB>::map(g.b.transposed(), g.n, g.k, g.batch);
   }
 };
 

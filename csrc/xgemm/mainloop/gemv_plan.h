@@ -3,6 +3,7 @@
 // that, in the workspace.
 #pragma once
 
+#include "xgemm/device/ptx/cluster.h"
 #include "xgemm/epilogue/split_k_chains.h"
 #include "xgemm/mainloop/gemv.h"
 
@@ -89,43 +90,51 @@ struct GemvTeam {
             .chain = chain};
   }
 
-  // load(warp, chain of the warp, block) for all chains of an element, added in order, and whether
-  // some are unsure. Some are asked for before any is added.
-  template <class Load>
-  __device__ __forceinline__ float add(const GemvJob& job, bool& unsure, Load load) const {
+  // Adds up all chains of an element in order: at(warp, chain of the warp) is where a block has
+  // one. Some are asked for before any is added, without a branch between, where each would be
+  // waited for: a chain then took 0.13 us (H100).
+  template <bool kOneBlock, class At>
+  __device__ __forceinline__ float add(const GemvJob& job, bool& unsure, At at,
+                                       simt::Site site) const {
     constexpr int kAhead = 16;
     float sum = -0.f;  // -0 + x is x
-    int chain = 0, warp = 0, rank = 0;
+    int chain = 0, warp = 0;
+    unsigned rank = 0;
 #pragma unroll 1
     for (int64_t s = 0; s < job.split_k_slices; s += kAhead) {
       float x[kAhead];
 #pragma unroll
-      for (int q = 0; q < kAhead; ++q) {
-        x[q] = s + q < job.split_k_slices ? load(first + warp, chain, rank) : -0.f;
-        if (++chain < job.each) continue;
-        chain = 0;
-        if (++warp < job.warps) continue;
-        warp = 0, ++rank;
+      for (int q = 0; q < kAhead; ++q) {  // the last one again where there are no more
+        const float* const from = at(first + warp, chain);
+        x[q] = kOneBlock ? *from : load_from_block(from, rank, site);
+        const bool more = s + q + 1 < job.split_k_slices, warp_ends = chain + 1 == job.each,
+                   block_ends = warp_ends && warp + 1 == job.warps;
+        chain = !more ? chain : warp_ends ? 0 : chain + 1;
+        warp = !more ? warp : block_ends ? 0 : warp + warp_ends;
+        rank += more && block_ends;
       }
 #pragma unroll
-      for (int q = 0; q < kAhead; ++q) unsure |= is_unsure(x[q]), sum += x[q];
+      for (int q = 0; q < kAhead; ++q) {
+        if (s + q >= job.split_k_slices) x[q] = -0.f;
+        unsure |= is_unsure(x[q]), sum += x[q];
+      }
     }
     return sum;
   }
 
-  // Takes the team's elements into D, each by one of its threads: `add` with a load that is told
-  // the element's number, too.
-  template <int kRows, int kColumns, class Load>
+  // Takes the team's elements into D, each by one of its threads: `at` is told the element's
+  // number, too.
+  template <int kRows, int kColumns, class At>
   __device__ __forceinline__ void store(const GemvJob& job, const Gemm& g, const GemvPart& part,
-                                        Load load) const {
+                                        At at, simt::Site site = simt::here()) const {
     if (part.i0 < g.m)
       for (int e = thread; e < kRows * kColumns; e += threads) {
         const int64_t i = part.i0 + e / kColumns, j = part.j0 + e % kColumns;
         if (i < g.m && j < g.n) {
           bool unsure = false;
-          const float sum = add(job, unsure, [&](int warp, int chain, unsigned rank) {
-            return load(warp, chain, rank, e);
-          });
+          const auto of_e = [&](int warp, int chain) { return at(warp, chain, e); };
+          const float sum = job.blocks == 1 ? add<true>(job, unsure, of_e, site)
+                                            : add<false>(job, unsure, of_e, site);
           g.store(i, j, result_of(g, i, j, sum, unsure));
         }
       }

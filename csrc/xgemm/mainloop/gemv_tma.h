@@ -28,8 +28,8 @@ struct StreamMaps {
 // A warp's slices of B and of A's TM rows. kA, kB: whether A, B transposed are contiguous along k.
 template <int TM, bool kA, bool kB>
 struct StreamRing {
-  RawSlice<kStreamColumns, kB> b[kStreamBuffers];
-  RawSlice<TM, kA> a[kStreamBuffers];
+  NativeSlice<kStreamColumns, kB> b[kStreamBuffers];
+  NativeSlice<TM, kA> a[kStreamBuffers];
 };
 
 template <int TM, bool kA, bool kB>
@@ -39,8 +39,8 @@ struct GemvStream {
   static constexpr int kAcross = kStreamColumns / kColumns;
   static constexpr bool kSeesAll = TM == 1;  // of its column, as it multiplies
   using Sums = float[kRows][kColumns];
-  using SliceA = RawSlice<TM, kA>;
-  using SliceB = RawSlice<kStreamColumns, kB>;
+  using SliceA = NativeSlice<TM, kA>;
+  using SliceB = NativeSlice<kStreamColumns, kB>;
 
   StreamRing<TM, kA, kB>& ring;
   Mbarrier (&landed)[kStreamBuffers];
@@ -67,8 +67,9 @@ struct GemvStream {
 
   // What TMA cannot take, float by float: rows from l0 on, of `length`. Outside there are zeros.
   template <int kL, bool kAlongK>
-  __device__ __forceinline__ void copy(RawSlice<kL, kAlongK>& slice, const View<const float>& rows,
-                                       int64_t l0, int64_t length, int64_t k0) const {
+  __device__ __forceinline__ void copy(NativeSlice<kL, kAlongK>& slice,
+                                       const View<const float>& rows, int64_t l0, int64_t length,
+                                       int64_t k0) const {
 #pragma unroll 1
     for (int e = threadIdx.x % 32; e < kL * kSliceK; e += 32) {
       const int l = kAlongK ? e / kSliceK : e % kL, k = kAlongK ? e % kSliceK : e / kL;
@@ -84,9 +85,9 @@ struct GemvStream {
     Mbarrier* const bar = &landed[buffer];
     if (threadIdx.x % 32 == 0 && maps.tma()) {
       const int z = static_cast<int>(blockIdx.z);
-      const RawLoader<32, TM, kA> a{g.a, part.i0, g.m, part.k1, maps.a, g.a.bs ? z : 0, 0};
-      const RawLoader<32, kStreamColumns, kB> b{columns, part.j0,        g.n, part.k1,
-                                                maps.b,  g.b.bs ? z : 0, 0};
+      const NativeLoader<32, TM, kA> a{g.a, part.i0, g.m, part.k1, maps.a, g.a.bs ? z : 0, 0};
+      const NativeLoader<32, kStreamColumns, kB> b{columns, part.j0,        g.n, part.k1,
+                                                   maps.b,  g.b.bs ? z : 0, 0};
       mbarrier_expect(bar, (maps.a.by_tma ? a.kBytes : 0) + (maps.b.by_tma ? b.kBytes : 0));
       if (maps.b.by_tma) b.by_tma(ring.b[buffer], bar, k);
       if (maps.a.by_tma) a.by_tma(ring.a[buffer], bar, k);

@@ -8,7 +8,7 @@
 
 namespace xgemm {
 
-// 16 bytes at once; `p` is aligned to 16 (checked in the host flavour).
+// 16 bytes at once; `p` is aligned to 16 (checked in the emulator).
 __device__ __forceinline__ float4 load4(const float* p) {
   simt::expect_aligned(p, 16);
   return *reinterpret_cast<const float4*>(p);

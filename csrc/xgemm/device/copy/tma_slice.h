@@ -15,7 +15,7 @@ inline namespace XGEMM_FLAVOUR {
 // all of a slice, else the slice is boxes of at most 32 rows, k by k. Lines of 64 or 128 bytes are
 // swizzled.
 template <int kL, bool kAlongK>
-struct alignas(1024) RawSlice {
+struct alignas(1024) NativeSlice {
   static constexpr int kRun = kL < 32 ? kL : 32;  // rows of a box that is not along k
   static constexpr int kBoxRows = kAlongK ? kL : kSliceK, kBoxLength = kAlongK ? kSliceK : kRun;
   static constexpr int kBoxes = kAlongK ? 1 : kL / kRun;
@@ -33,8 +33,8 @@ struct alignas(1024) RawSlice {
 
 // Its way there, of the rows from l0 on, by kThreads threads.
 template <int kThreads, int kL, bool kAlongK>
-struct RawLoader {
-  using Slice = RawSlice<kL, kAlongK>;
+struct NativeLoader {
+  using Slice = NativeSlice<kL, kAlongK>;
   static constexpr int kBytes = sizeof(Slice::x);
 
   View<const float> rows_of;  // matrix z: rows along k
@@ -67,6 +67,7 @@ struct RawLoader {
     constexpr int kLines = kAlongK ? kL : kSliceK, kStep = kThreads / kLanes;
     constexpr int kPeriod = kStep < 8 ? 8 / kStep : 1;
     static_assert(kThreads % kLanes == 0 && kLines % (kStep * kPeriod) == 0);
+    static_assert(kAlongK || kPeriod == 1 || kL >= 32);  // shorter lines are swizzled otherwise
     const int lane = thread % kLanes, first = thread / kLanes;
     const int rows = static_cast<int>(min_of(length - l0, kL));
     const int left = static_cast<int>(min_of(depth - k, kSliceK));

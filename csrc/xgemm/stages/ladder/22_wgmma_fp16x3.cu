@@ -1,0 +1,72 @@
+// FP32 accuracy from fp16 tensor cores: each operand in two limbs, three products by wgmma, fed by
+// TMA. Results that two limbs cannot give are made anew by FP32 operations, without asking the
+// host.
+//
+// The limbs and the three sums stay; the machine around them is Hopper's. A warpgroup, four warps,
+// starts a product of 64 rows by 128 columns with one instruction, `wgmma`, which reads both
+// operands from shared memory and works on while the warps do other things. TMA brings whole boxes
+// of a tensor there, at one thread's word. A fetching warpgroup and the multiplying ones meet at
+// mbarriers only: `full` counts the bytes that have landed, `empty` the readers that are done.
+// Nobody waits for the whole block.
+//
+// The three sums are what lets the tensor cores never wait, too. While Q's products run, P's are
+// done, and the warps add P to C; by the time the next slice is there, P is free again. It is the
+// reason for the order in the code: P first, one wait that lets Q go on, the additions, then the
+// slice *before* goes back to the ring. The picture of the ring shows who has a slice when.
+//
+// In a cluster of two blocks, one below the other, each fetches half of B's slice and TMA delivers
+// it to both. The compiler must take part: where it sees too few registers, or a sum touched while
+// wgmma may still add to it, it makes every wgmma wait for the last, without a word but a note in
+// its log. The build reads that note and fails.
+//
+// The certificate of each result is that of rung 21, and so are the units that are made anew. The
+// host asks nothing and waits for nothing, so a CUDA graph can hold it all.
+//
+// arch: sm_90a
+// first: wgmma_kernel in mainloop/emulated_wgmma.h
+// registers: 40 and 232, 40 and 232, as launched
+// origin: This project, with rung 21's limbs and sums.
+
+#include <iterator>
+
+#include "xgemm/mainloop/emulated_wgmma.h"
+
+namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3 {
+
+constexpr Tile kTiles[] = {
+    wgmma_tile(kFp16x3, 128, 2, 7, 205.f),
+    wgmma_tile(kFp16x3, 128, 1, 7, 205.f),
+    wgmma_tile(kFp16x3, 64, 1, 8, 165.f),
+};
+constexpr int kCluster = 8;  // of the decomposition
+
+size_t workspace(const Gemm& g, const Context& context) {
+  return wgmma_workspace(kFp16x3, kTiles[context.row], g, context);
+}
+
+void run(const Gemm& g, const Context& context) {
+  constexpr void (*rows[])(const Gemm&, const Context&) = {run_wgmma<kFp16x3, kCluster, kTiles[0]>,
+                                                           run_wgmma<kFp16x3, kCluster, kTiles[1]>,
+                                                           run_wgmma<kFp16x3, kCluster, kTiles[2]>};
+  static_assert(std::size(rows) == std::size(kTiles));
+  rows[context.row](g, context);
+}
+
+static const Register<run> stage(
+    kFlavour,
+    {.name = "wgmma_fp16x3",
+     .rung = 22,
+     .idea = "operands in two fp16 limbs, three tensor-core products, short sums rounded in FP32",
+     .source = "this project",
+     .tiles = {std::begin(kTiles), std::end(kTiles)},
+     .min_sm = 90,
+     .max_sm = 90,
+     .strict = false,
+     .unit_rows = kUnitRows,
+     .scheme = [](const Gemm&, const Context&) { return kFp16x3Words; },
+     .can_implement = can_implement_wgmma,
+     .workspace = workspace,
+     .packed_bytes = packed_bytes,
+     .pack = pack<kCluster>});
+
+}  // namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3
