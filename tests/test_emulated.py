@@ -689,36 +689,34 @@ def test_a_graph_takes_operands_of_any_kind(kernel):
 
 # ------------------------------------------------------------------------------ deep strips
 
-# Stages whose split guesses a row's scale of 64 of its elements, where the operand does not lie
-# along k and is deep.
+# Stages whose decomposition guesses a row's scale of the first elements of a strip's shares, where
+# the operand does not lie along k and is deep: 320 of the 544 of each of a cluster's eight blocks,
+# or of all.
 GUESSING = ("mma_fp16x3", "wgmma_fp16x3", "wgmma_bf16x6")
-DEEP = 1100
-
-
-def _sampled(k: int) -> list[int]:
-    return [s * k // 64 for s in range(64)]
+DEEP, SHARE, FIRST = 4200, 544, 320
+SEEN = torch.arange(DEEP) % SHARE < FIRST  # by a cluster
+UNSEEN = [k for k in range(FIRST, DEEP) if not SEEN[k]]  # by both
 
 
 def _grown(a: Tensor) -> None:
     """Elements far larger than those that are looked at first, just as large, just too large."""
-    others = [k for k in range(DEEP) if k not in _sampled(DEEP)]
-    a[0, others[5]] = 1e6
-    a[1, others[-1]] = -1e30
-    top = torch.exp2(torch.floor(torch.log2(a[:4, _sampled(DEEP)].abs().amax(1))))
-    a[2, others[300]], a[3, others[700]] = top[2] * 7.99, top[3] * 8
-    a[35, others[1]], a[36, others[2]] = 1e6, -1e6
+    a[0, UNSEEN[5]] = 1e6
+    a[1, UNSEEN[-1]] = -1e30
+    a[2:4, 0] = 8.0
+    a[2, UNSEEN[300]], a[3, UNSEEN[700]] = 8 * 7.99, 8 * 8
+    a[35, UNSEEN[1]], a[36, UNSEEN[2]] = 1e6, -1e6
 
 
-def _nothing_sampled(a: Tensor) -> None:
+def _nothing_seen(a: Tensor) -> None:
     """Rows that are zero where they are looked at first, or everywhere."""
-    a[0, _sampled(DEEP)] = a[33, _sampled(DEEP)] = 0.0
+    a[0, SEEN], a[33, :FIRST] = 0.0, 0.0
     a[1], a[2] = 0.0, -0.0
     a[3] = 0.0
-    a[3, 700] = 3e-39
+    a[3, UNSEEN[200]] = 3e-39
 
 
 def _not_finite(a: Tensor) -> None:
-    a[0, 1], a[1, 0], a[2, 1099], a[3, 5] = math.inf, -math.inf, math.nan, math.inf
+    a[0, 1], a[1, 0], a[2, DEEP - 1], a[3, 5] = math.inf, -math.inf, math.nan, math.inf
     a[3, 6], a[32, 900] = -math.inf, math.nan
 
 
@@ -732,7 +730,7 @@ def _wide_and_deep(a: Tensor) -> None:
     a[34] *= 2.0**-140
 
 
-DEEP_ROWS = (_grown, _nothing_sampled, _not_finite, _wide_and_deep)
+DEEP_ROWS = (_grown, _nothing_seen, _not_finite, _wide_and_deep)
 
 
 @on_every_device
@@ -765,3 +763,14 @@ def test_deep_strips_of_any_size(stage, n, k, device):
         assert same_bits(got, run(stage, a, b.T.contiguous().T, device=device))
         moved = torch.empty(k, n + 3)[:, 1 : n + 1].copy_(b)
         assert same_bits(got, run(stage, a, moved, device=device))
+
+
+@on_every_device
+@pytest.mark.parametrize("k", [600, 1100])
+def test_many_strips(k, device):
+    """Sixteen whole rows a block, or strips that two blocks share."""
+    a, b = problems.normal(3, k), problems.normal(k, 2113)
+    with simt.configure(row=len(STAGES["wgmma_fp16x3"].tiles) - 1):
+        got = run("wgmma_fp16x3", a, b, device=device)
+        assert right("wgmma_fp16x3", got, a, b)
+        assert same_bits(got, run("wgmma_fp16x3", a, b.T.contiguous().T, device=device))

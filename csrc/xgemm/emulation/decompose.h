@@ -21,7 +21,7 @@ struct DecomposeShape {
 // Blocks on an SM that leave a thread the registers for all loads it has under way.
 constexpr int decompose_blocks(int strip, int items) {
   if (strip == kStrip) return items > 2 ? kDeepBlocks : kStripBlocks;
-  return strip ? 2 : items > 2 ? 3 : 4;
+  return strip || items > 2 ? 3 : 4;
 }
 
 // Words that a kernel after this one is to find zero.
@@ -62,7 +62,8 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
   };
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
   // Strips that are not deep: so few rows that blocks are enough. Others: of rows that are whole
-  // lines; of 48 of them on, two blocks a strip are enough. Measured on an H200, 2026-11-23.
+  // lines; of 48 of them on, two blocks a strip are enough. Measured on an H200, 2026-11-23, and
+  // an H100, 2026-11-26.
   const auto take_rows = [&] {
     if (g.k <= 512) return take.template operator()<32, 2, 0, 1>();
     if (g.k <= 1024) return take.template operator()<64, 2, 0, 1>();
@@ -73,8 +74,11 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
   const int64_t strips = (a_along_k ? 0 : ceil_div(plan.a.rows, kStrip) * plan.a.matrices) +
                          (b_along_k ? 0 : ceil_div(plan.b.rows, kStrip) * plan.b.matrices);
   const auto take_strips = [&] {
-    if (g.k <= kWholeElements / 16) return take.template operator()<32, 2, 16, 1>();
-    if (g.k <= kWholeElements / 8) return take.template operator()<64, 2, 8, 1>();
+    if (g.k <= 512) return take.template operator()<32, 2, 16, 1>();
+    if (g.k <= kWholeK) {
+      return 2 * strips > context.device.sm_count ? take.template operator()<64, 2, 16, 1>()
+                                                  : take.template operator()<64, 2, 8, 1>();
+    }
     if constexpr (kCluster > 2) {
       if (g.k <= 4096 && strips >= 48)
         return take.template operator()<kDecomposeThreads, 2, kStrip, 2>();
@@ -97,8 +101,8 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
   if (a.along_k && !b.along_k) std::swap(a, b);  // strips take longest: they begin first
   if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to decompose");
   const size_t smem = shape.strip == kStrip ? sizeof(StripRoom)
-                      : shape.strip == 16   ? sizeof(WholeStrip<16>)
-                      : shape.strip         ? sizeof(WholeStrip<8>)
+                      : shape.strip == 16   ? WholeStrip<16>::bytes(plan.a)
+                      : shape.strip         ? WholeStrip<8>::bytes(plan.a)
                                             : 0;
   launch(kernel,
          {.grid = dim3(static_cast<unsigned>(a.grid + b.grid)),

@@ -1,8 +1,8 @@
 // The decomposition of an operand that does not lie along k: strips of its rows, transposed in
 // shared memory, each shared out along k among the blocks of a cluster. Before the last element of
-// a row is there nobody knows its largest; so that an element is decomposed as soon as it has come,
-// a row's scale is guessed of a few, with room above them, and what outgrows that room is
-// decomposed again.
+// a row is there nobody knows its largest; so that an element is decomposed soon after it has come,
+// a row's scale is guessed of the first slices of all shares, with room above them, and what
+// outgrows that room is decomposed again.
 #pragma once
 
 #include "xgemm/device/ptx/cluster.h"
@@ -16,17 +16,18 @@ constexpr int kStripK = 64, kStripBuffers = 6;  // of k, a slice; slices on thei
 // Blocks on an SM: where a row along k has 16 elements a thread, and where it has 32.
 constexpr int kStripBlocks = 4, kDeepBlocks = 3;
 
-// The largest of so many elements of a row, evenly apart, is scaled to [2^12, 2^13), and others may
-// be four times as large, which is to say that of 2^16 normal numbers hardly ever one is not. What
-// it costs is two binades of the row's window.
-constexpr int kSamples = 64, kSampleTop = 12;
+// The largest element of the first slices is scaled to [2^12, 2^13), and others may be four times
+// as large, which costs two binades of the row's window. In training steps of GPT-2, ViT, BERT and
+// Llama only the gradient of the last layer has rows with larger ones: a token's probability is
+// wrong by almost 1 where it is the next one and hardly at all elsewhere.
+constexpr int kGuessTop = 12;
 
 // Whether a row that was decomposed with this exponent is to be decomposed again by its largest
 // element: limbs may be infinite, or bits are wasted.
 __device__ __forceinline__ bool outgrown(int exponent, uint32_t largest) {
   if (largest <= kZeroMagnitude) return false;
   const int top = kMostTop - exponent_of(largest, kMostTop) + exponent;
-  return top > kMostTop || top < kSampleTop;
+  return top > kMostTop || top < kGuessTop;
 }
 
 // A block's share of a strip: slices of kStripK by kStrip, line after line.
@@ -74,28 +75,6 @@ struct StripShare {
                          lane < rows && k + e < left ? 4 : 0);
     }
   }
-
-  // The largest of a row's samples, by all threads, for the first kStrip: one a row.
-  __device__ __forceinline__ uint32_t
-  sample(int64_t k, uint32_t (&warps)[kDecomposeThreads / 32][kStrip]) const {
-    constexpr int kLines = kDecomposeThreads / kStrip, kEach = kSamples / kLines;
-    const int lane = threadIdx.x % kStrip, line = threadIdx.x / kStrip;
-    uint32_t largest = 0;
-    float x[kEach];
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const int64_t at = (line * kEach + e) * k / kSamples;
-      x[e] = lane < rows && k > 0 ? v(lane, at) : 0.f;
-    }
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) largest = max_of(largest, finite_magnitude(x[e]));
-    warps[line][lane] = largest;
-    __syncthreads();
-    if (threadIdx.x < kStrip)
-#pragma unroll
-      for (int w = 0; w < kLines; ++w) largest = max_of(largest, warps[w][lane]);
-    return largest;
-  }
 };
 
 // What the blocks of a cluster tell each other of a strip's rows, as bits: the largest magnitude,
@@ -106,7 +85,8 @@ using StripTold = float[kTold][kStrip];
 // A block's shared memory.
 struct StripRoom {
   StripShare::Slice ring[kStripBuffers];
-  uint32_t samples[kDecomposeThreads / 32][kStrip];
+  uint32_t warps[kDecomposeThreads / 32][kStrip];  // the largest of the first slices
+  float first[kStrip];  // for other blocks, too
   uint32_t halves[kTold][2][kStrip];  // what the warps that share a row have seen of it
   int exponents[kStrip];
   StripTold told;
@@ -164,6 +144,40 @@ struct StripDecompose {
     }
   }
 
+  // Tells of each row the largest element of the slices that begin() has asked for.
+  __device__ static __forceinline__ void tell_first(StripRoom& room, const StripShare& share) {
+    constexpr int kWide = StripShare::kWide, kLines = kDecomposeThreads / kWide;
+    static_assert(kLines % 32 == 0);  // of which all have a row at the same place
+    const int thread = threadIdx.x, lane = thread % kWide, line = thread / kWide;
+    const int from = StripShare::place(lane * 4, line);
+    const int slices = min_of((share.filled + kStripK - 1) / kStripK, kStripBuffers - 1);
+    uint32_t largest[4] = {};
+    cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (int s = 0; s < slices; ++s)
+#pragma unroll
+      for (int k = 0; k < kStripK; k += kLines) {
+        float x[4];
+        load4(x, &room.ring[s][line + k][from]);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) largest[w] = max_of(largest[w], finite_magnitude(x[w]));
+      }
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+#pragma unroll
+      for (int step = kWide; step < 32; step *= 2)
+        largest[w] = max_of(largest[w], __shfl_xor_sync(0xffffffffu, largest[w], step));
+      if (thread % 32 < kWide) room.warps[thread / 32][lane * 4 + w] = largest[w];
+    }
+    __syncthreads();
+    if (thread >= kStrip) return;
+    uint32_t all = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) all = max_of(all, room.warps[w][thread]);
+    room.first[thread] = bits_to_float(all);
+  }
+
   // The largest of two values, or their sum: of what is told.
   __device__ static __forceinline__ uint32_t join(int i, uint32_t x, uint32_t y) {
     return i == 0 ? max_of(x, y) : x + y;
@@ -188,6 +202,12 @@ struct StripDecompose {
       room.told[i][r] = bits_to_float(join(i, room.halves[i][0][r], room.halves[i][1][r]));
   }
 
+  // What block `rank` of the cluster has at `p`, as bits.
+  template <int kCluster>
+  __device__ static __forceinline__ uint32_t hear(const float* p, int rank) {
+    return float_to_bits(kCluster > 1 ? load_from_block(p, rank) : *p);
+  }
+
   // Of a row, what all blocks of the cluster have told.
   template <int kCluster>
   __device__ static __forceinline__ void hear(const StripRoom& room, int r, uint32_t& largest,
@@ -196,10 +216,7 @@ struct StripDecompose {
 #pragma unroll 4
     for (int rank = 0; rank < kCluster; ++rank)
 #pragma unroll
-      for (int i = 0; i < kTold; ++i) {
-        const float* const from = &room.told[i][r];
-        x[i] = join(i, x[i], float_to_bits(kCluster > 1 ? load_from_block(from, rank) : *from));
-      }
+      for (int i = 0; i < kTold; ++i) x[i] = join(i, x[i], hear<kCluster>(&room.told[i][r], rank));
     largest = x[0];
 #pragma unroll
     for (int i = 0; i < RowSeen::kSums; ++i) sums[i] = x[i + 1];
@@ -223,8 +240,15 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
                                 share.k0 * (2 * S.limbs)
                           : nullptr;
   Split::begin(room, share);
-  const uint32_t largest = share.sample(job.k, room.samples);
-  if (thread < kStrip) room.exponents[thread] = exponent_of(largest, kSampleTop);
+  Split::tell_first(room, share);
+  if constexpr (kCluster > 1) cluster_sync();
+  if (thread < kStrip) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int block = 0; block < kCluster; ++block)
+      largest = max_of(largest, Split::template hear<kCluster>(&room.first[thread], block));
+    room.exponents[thread] = exponent_of(largest, kGuessTop);
+  }
 #pragma unroll 1
   for (bool last = false;; last = true) {
     __syncthreads();

@@ -7,17 +7,20 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-constexpr int kWholeElements = 8192;  // of a strip: its rows by the k that it can have
+constexpr int kWholeK = 1024;  // that a strip can have
 
-// kRows rows by all of k, transposed.
+// kRows rows by all of k, transposed: a line of each k after what is said of the rows.
 template <int kRows>
 struct WholeStrip {
   static constexpr int kWarps = kDecomposeThreads / 32, kGroups = kRows / 8;
-  static constexpr int kDepth = kWholeElements / kRows;
-  float x[kDepth][kRows + 1];
+  using Line = float[kRows + 1];
   uint32_t warps[kWarps][kRows];
   uint32_t sums[kWarps / kGroups][RowSeen::kSums][kRows];
   int exponents[kRows];
+  static size_t bytes(const Limbs& limbs) {
+    return sizeof(WholeStrip) + static_cast<size_t>(limbs.blocks) * kSliceK * sizeof(Line);
+  }
+  __device__ __forceinline__ Line* x() { return reinterpret_cast<Line*>(this + 1); }
 
   // gmem -> smem, zeros where there is nothing; the largest magnitudes of each warp.
   __device__ __forceinline__ void load(const View<const float>& v, int rows, int depth,
@@ -30,7 +33,7 @@ struct WholeStrip {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         largest[w] = max_of(largest[w], finite_magnitude(y[w]));
-        x[k][row + w] = y[w];
+        x()[k][row + w] = y[w];
       }
     };
     int k = thread / kProducerThreads;
@@ -90,7 +93,7 @@ __device__ void decompose_whole_strip(const DecomposeJob& job, int64_t strip) {
     char* const limbs = static_cast<char*>(job.limbs.data) +
                         (z * job.limbs.rows + row0 + row) * job.limbs.row_bytes(S.limbs);
     for (int k = warp / kGroups * kSliceK; k < filled; k += kWarps / kGroups * kSliceK) {
-      decompose8<S>([&](int e) { return whole.x[k + at + e][row]; }, exponent,
+      decompose8<S>([&](int e) { return whole.x()[k + at + e][row]; }, exponent,
                     limbs + k * (2 * S.limbs), at, static_cast<uint32_t>(k + at), seen);
     }
   }
