@@ -21,7 +21,12 @@ _COUNTER = "torch.utils.flop_counter"
 def _product(
     a_shape: Any, b_shape: Any, *args: Any, trans_a: bool = False, out_shape: Any, **kwargs: Any
 ) -> int:
-    """A multiplication and an addition for each element of the result and each k, as torch's."""
+    """A multiplication and an addition for each element of the result and each k, as torch's.
+
+    Of an operator that has several results the first is the product.
+    """
+    if out_shape and not isinstance(out_shape[0], int):
+        out_shape = out_shape[0]
     return 2 * math.prod(out_shape) * a_shape[-2 if trans_a else -1]
 
 

@@ -16,7 +16,10 @@ Which way a call goes:
 - the operator itself, also where it is called directly: its kernels for the Autograd key and for
   the key at which ``torch.func`` begins lead to the same functions.
 
-``sgemm.out`` is not differentiable, and torch does not compile an operator that returns what it
+``sgemm_row_sums`` is a product with the sums of a's rows: a linear layer's backward makes of one
+reading of its output's gradient those of weight and bias. It is not differentiable.
+
+``sgemm.out`` is not, either, and torch does not compile an operator that returns what it
 writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
 """
 
@@ -72,6 +75,11 @@ _LIB.define(
     f"sgemm.out({_ARGUMENTS}, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.pt2_compliant_tag,)
 )
 _LIB.define(
+    "sgemm_row_sums(Tensor a, Tensor b, *, float alpha=1.0, bool trans_a=False, "
+    'bool trans_b=False, str precision="fp32", str kernel="auto") -> (Tensor, Tensor)',
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+_LIB.define(
     'prepack(Tensor b, *, bool trans_b=False, str kernel="auto") -> Tensor',
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -97,6 +105,7 @@ OPS: dict[str, torch._ops.OpOverload] = {
 }
 _SGEMM = OPS["sgemm"]
 _SGEMM_OUT = torch.ops.xgemm.sgemm.out
+_ROW_SUMS = torch.ops.xgemm.sgemm_row_sums.default
 
 # ---------------------------------------------------------------------------------------------
 # What has no public name in torch. Without these names the calls below take the slower way.
@@ -229,6 +238,28 @@ def _stacks(t: Tensor) -> bool:
     )
 
 
+def _with_row_sums(name: str, a: Tensor, b: Tensor, **flags: Any) -> tuple[Tensor, Tensor] | None:
+    """``_product``, and the sums of a's rows over K, made as the product reads them.
+
+    None where this is not one call of an operator: then they are an operation of their own.
+    """
+    if (
+        a.dim() != 2
+        or b.dim() != 2
+        or torch.is_grad_enabled()
+        or is_compiling()
+        or _functorch_active()
+        or _forward_mode()
+        or type(a) not in _UNTRACED
+        or type(b) not in _UNTRACED
+    ):
+        return None
+    if name != "sgemm":
+        flags["kernel"] = name
+    with _BelowAutograd():
+        return _ROW_SUMS(a, b, **flags)
+
+
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
     """Sum ``grad`` over what was broadcast."""
     return grad if grad.shape == shape else grad.sum_to_size(shape)
@@ -246,13 +277,12 @@ class _Rules:
             a_shape, b_shape, c_shape = ctx.shapes
             _, need_a, need_b, need_c, *_ = ctx.needs_input_grad
 
+            def flags(trans_x: bool, trans_y: bool) -> dict[str, Any]:
+                turned = {"trans_a": trans_x, "trans_b": trans_y}
+                return {**kept, **{key: True for key, value in turned.items() if value}}
+
             def times(x: Tensor, y: Tensor, trans_x: bool, trans_y: bool) -> Tensor:
-                flags = {**kept}
-                if trans_x:
-                    flags["trans_a"] = True
-                if trans_y:
-                    flags["trans_b"] = True
-                return _product(ctx.op, x, y, **flags)
+                return _product(ctx.op, x, y, **flags(trans_x, trans_y))
 
             def shared(shape: torch.Size) -> bool:
                 return grad.dim() == 3 and (len(shape) == 2 or _checks.known(shape[0] == 1))
@@ -264,6 +294,12 @@ class _Rules:
                 else:
                     grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
                     grad_a = _reduced(grad_a, a_shape)
+            # Of a linear layer, whose bias's gradient is the sum of grad's rows.
+            bias = need_c and beta == 1 and len(c_shape) == 1 and grad.shape[-1:] == c_shape
+            if need_b and bias and tb:
+                pair = _with_row_sums(ctx.op, grad, a, **flags(True, ta))
+                if pair is not None:
+                    return None, grad_a, *pair, None, None
             if need_b:
                 if shared(b_shape) and (pair := _one_product(a.mT if ta else a, grad)):
                     x, y = reversed(pair) if tb else pair
@@ -570,7 +606,7 @@ for _name in NAMES:
     _register_autocast(_name, OPS[_name])
 
 
-flops.register(getattr(torch.ops.xgemm, name) for name in NAMES)
+flops.register(getattr(torch.ops.xgemm, name) for name in (*NAMES, "sgemm_row_sums"))
 
 SGEMM = own_words("sgemm")
 
@@ -641,6 +677,24 @@ def _out_inplace(
 _LIB.impl("sgemm.out", _out_autograd, "Autograd", with_keyset=True)
 _LIB.impl("sgemm.out", _out_inplace, "ADInplaceOrView", with_keyset=True)
 _register_autocast("sgemm.out", _SGEMM_OUT)
+
+
+@torch.library.register_fake("xgemm::sgemm_row_sums", lib=_LIB)
+def _row_sums_fake(a: Tensor, b: Tensor, **flags: Any) -> tuple[Tensor, Tensor]:
+    m, n = _checks.check(Words("sgemm_row_sums"), KERNELS["sgemm"], a, b, None, **flags)
+    return a.new_empty(m, n), a.new_empty(m)
+
+
+def _row_sums_autograd(
+    keyset: torch._C.DispatchKeySet, a: Tensor, b: Tensor, **flags: Any
+) -> tuple[Tensor, Tensor]:
+    if _any_requires_grad(a, b, None):
+        raise RuntimeError("sgemm_row_sums has no derivatives: use sgemm and a.sum, or no_grad()")
+    with _BelowAutograd():
+        return _ROW_SUMS.redispatch(keyset & torch._C._after_autograd_keyset, a, b, **flags)
+
+
+_LIB.impl("sgemm_row_sums", _row_sums_autograd, "Autograd", with_keyset=True)
 
 
 @torch.library.register_fake("xgemm::prepack", lib=_LIB)

@@ -37,6 +37,9 @@ std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& 
   if (!packs)
     all.emplace_back("D", g.d.data, true,
                      std::vector<Operand::Axis>{{g.d.bs, g.batch}, {g.d.rs, g.m}, {g.d.cs, g.n}});
+  if (context.row_sums)
+    all.emplace_back("the sums of A's rows", context.row_sums, true,
+                     std::vector<Operand::Axis>{{1, g.m}});
   if (context.recomputed)
     all.emplace_back("the count of units made anew", context.recomputed, true,
                      std::vector<Operand::Axis>{{1, 1}});
@@ -72,7 +75,7 @@ void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, co
 
 }  // namespace
 
-void run_watched(const Stage& stage, const Gemm& g, void* packed_b) {
+void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_sums) {
   const Device device{.sm_count = settings().sm_count};
   require(stage, g, device);
   int row = forced_row(stage, device);
@@ -81,6 +84,7 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b) {
         {.device = device,
          .row = row,
          .packed_b = packed_b,
+         .row_sums = row_sums,
          .recomputed = recompute_counter(kHostCounter)});
 }
 

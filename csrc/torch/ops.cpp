@@ -218,9 +218,11 @@ Act activation(const std::string& op, const std::string& name) {
   bad(op, "no activation named '", name, "'; there are: none, relu, gelu, gelu_tanh, silu");
 }
 
+constexpr const char* kRowSumsOp = "sgemm_row_sums";
+
 // The stage that `kernel` (on sgemm) or the operator itself names, or null for auto.
 const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour) {
-  const bool any = op == "sgemm" || op == "prepack";
+  const bool any = op == "sgemm" || op == "prepack" || op == kRowSumsOp;
   if (!any && kernel != "auto" && kernel != op)
     bad(op, "kernel must be 'auto' or '", op, "' here, got '", kernel,
         "'; torch.ops.xgemm.sgemm takes any");
@@ -275,7 +277,8 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.a = view(x.a, a, x.trans_a);
   g.b = view(x.b, b, x.trans_b);
   // What auto takes for "fp32" makes one chain, or none, or several that are as finite as one.
-  const bool chosen = x.precision != "ieee" && x.kernel == "auto" && op == "sgemm";
+  const bool chosen =
+      x.precision != "ieee" && x.kernel == "auto" && (op == "sgemm" || op == kRowSumsOp);
   if (!chosen || is_narrow(g.m, g.n)) g.split_k_size = split_k_size_of(g);
   g.match_single_chain_overflow = x.precision == "fp32";
   g.alpha = factor(op, "alpha", x.alpha);
@@ -312,6 +315,25 @@ void* packed_b(const std::string& op, const Stage& stage, const Gemm& g, const A
   return const_cast<void*>(x.packed->const_data_ptr());
 }
 
+// `size` uninitialised floats.
+Tensor new_vector(const Tensor& like, int64_t size) {
+  const int64_t stride = 1;
+  int32_t device = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride, kFloat32, device,
+                                                  like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
+// The sums of A's rows over K, if they are wanted: of a stage that makes them.
+using RowSums = std::optional<Tensor>;
+float* room_for(RowSums* sums, const Stage& stage, const Gemm& g, const Tensor& a) {
+  if (!sums || !stage.sums_rows || !stage.sums_rows(g)) return nullptr;
+  *sums = new_vector(a, g.m);
+  return static_cast<float*>((*sums)->mutable_data_ptr());
+}
+
 // ATen's BLAS on views of the operands; `act` is left to the caller.
 void run_blas(const Gemm& g, const Arguments& x, const Tensor& out) {
   const auto as = [](const Tensor& t, std::array<int64_t, 3> size, std::array<int64_t, 3> stride,
@@ -334,9 +356,10 @@ void run_blas(const Gemm& g, const Arguments& x, const Tensor& out) {
   TORCH_ERROR_CODE_CHECK(blas(out.get(), c.get(), a.get(), b.get(), g.beta, g.alpha));
 }
 
-void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Tensor& out) {
+void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Tensor& out,
+             RowSums* row_sums) {
   if (const Stage* stage = named(op, x.kernel, Flavour::host))
-    return simt::run_watched(*stage, g, packed_b(op, *stage, g, x));
+    return simt::run_watched(*stage, g, packed_b(op, *stage, g, x), room_for(row_sums, *stage, g, x.a));
   const bool strict = x.precision == "ieee";
   if (!strict) run_blas(g, x, out);
   if (!strict && g.act == Act::none) return;
@@ -394,7 +417,7 @@ bool allocate(const Stage& stage, const Gemm& g, const Tensor& like, Context& co
                            device_of(like) + " has no memory for it" + advice);
 }
 
-void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
+void run_cuda(const std::string& op, const Gemm& g, const Arguments& x, RowSums* row_sums) {
   const torch::stable::accelerator::DeviceGuard guard(x.a.get_device_index());
   Context context = context_of(x.a);
   static const Selector selector(stages(Flavour::cuda));
@@ -435,6 +458,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x) {
     pick = choose(0);
     prepare();
   }
+  context.row_sums = room_for(row_sums, *pick.stage, g, x.a);
   pick.stage->run(g, context);
   cuda_check_launch(pick.stage->name.c_str());
 }
@@ -465,7 +489,8 @@ void pack_cuda(const Stage& stage, const Gemm& g, const Tensor& b, const Tensor&
       "(python -m xgemm_torch info says what was built)");
 }
 
-void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, const Shape& s) {
+void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, const Shape& s,
+         RowSums* row_sums = nullptr) {
   g.d = {static_cast<float*>(out.mutable_data_ptr()), s.stride[1], s.stride[2],
          s.size[0] == 1 ? 0 : s.stride[0]};
   // Names are checked for empty results as well.
@@ -474,9 +499,9 @@ void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, c
     bad(op, stage->name, " has other bits than precision='ieee' promises; kernel='auto' takes a ",
         "stage that has them");
   if (g.batch == 0 || g.m == 0 || g.n == 0) return;
-  if (x.a.is_cpu()) return run_cpu(op, g, x, out);
+  if (x.a.is_cpu()) return run_cpu(op, g, x, out, row_sums);
 #if XGEMM_WITH_CUDA
-  run_cuda(op, g, x);
+  run_cuda(op, g, x, row_sums);
 #else
   no_cuda(op);
 #endif
@@ -582,6 +607,35 @@ void sgemm_out_op(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = from(out);
 }
 
+// The product and the sums of A's rows over K, which the stage makes if it reads A row by row, and
+// ATen otherwise.
+void row_sums_op(StableIValue* stack, uint64_t, uint64_t) {
+  const std::string op = kRowSumsOp;
+  const Arguments x{.a = to<Tensor>(stack[0]),
+                    .b = to<Tensor>(stack[1]),
+                    .c = std::nullopt,
+                    .alpha = to<double>(stack[2]),
+                    .beta = 1.,
+                    .trans_a = to<bool>(stack[3]),
+                    .trans_b = to<bool>(stack[4]),
+                    .precision = to<std::string>(stack[5]),
+                    .kernel = to<std::string>(stack[6]),
+                    .activation = "none",
+                    .packed = std::nullopt};
+  const Gemm g = describe(op, x);
+  if (x.a.dim() != 2 || x.b.dim() != 2)
+    bad(op, "a and b must have 2 dimensions, got shapes ", shape_of(x.a), " and ", shape_of(x.b));
+  const Tensor out = new_result(x.a, g, false);
+  RowSums sums;
+  run(op, g, x, out, matrix(op, "out", out), &sums);
+  if (!sums) {
+    const int64_t along_k = x.trans_a ? 0 : 1;
+    sums = torch::stable::sum(x.a, torch::headeronly::IntHeaderOnlyArrayRef(&along_k, 1));
+  }
+  stack[0] = from(out);
+  stack[1] = from(*sums);
+}
+
 void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = from(prepack(to<Tensor>(stack[0]), to<bool>(stack[1]), to<std::string>(stack[2])));
 }
@@ -600,6 +654,7 @@ void register_kernels() {
                                       0);  // for the process's life
     library->impl("sgemm", &sgemm_op);
     library->impl("sgemm.out", &sgemm_out_op);
+    library->impl(kRowSumsOp, &row_sums_op);
     library->impl("prepack", &prepack_op);
     for (const Stage& s : stages(Flavour::host)) library->impl(s.name.c_str(), s.boxed);
   }

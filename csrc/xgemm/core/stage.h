@@ -30,6 +30,7 @@ struct Context {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   void* packed_b = nullptr;  // what Stage::pack has made of B, if it has
+  float* row_sums = nullptr;  // of A's rows over K, m of them: where they go, if they are wanted
   uint32_t* recomputed = nullptr;  // on the device: a count of units made anew, if it is wanted
 };
 
@@ -78,6 +79,9 @@ struct Stage {
   // format. Optional.
   size_t (*packed_bytes)(const Gemm&) = nullptr;
   void (*pack)(const Gemm&, const Context&) = nullptr;
+  // Whether `run` writes the context's row_sums, each the sum of a tree, for it reads A once
+  // anyway. Optional.
+  bool (*sums_rows)(const Gemm&) = nullptr;
   // Enqueues the stage's launches, however many, on the context's stream. Called with m, n and
   // batch all > 0. Register sets it.
   void (*run)(const Gemm&, const Context&) = nullptr;

@@ -97,6 +97,7 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
     return j;
   };
   DecomposeJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
+  a.sums = context.row_sums;
   if (plan.b_is_kept) b.grid = 0;
   if (a.along_k && !b.along_k) std::swap(a, b);  // strips take longest: they begin first
   if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to decompose");
@@ -112,6 +113,9 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
           .dependent = kCluster > 1},
          context, a, b, clear);
 }
+
+// Stage::sums_rows: the decomposition adds up the rows of an A that does not lie along k.
+inline bool sums_rows(const Gemm& g) { return g.batch == 1 && !along_k(g.a, g.m, g.k); }
 
 inline size_t packed_bytes(const Gemm& g) { return plan_packed(g, nullptr).bytes; }
 

@@ -17,6 +17,7 @@ struct DecomposeJob {
   View<const float> x;
   int64_t k = 0;
   Limbs limbs;
+  float* sums = nullptr;  // of the rows, where they are wanted; of strips only
   bool along_k = false;  // lanes walk k; otherwise rows
   int64_t grid = 0;  // blocks
 };
@@ -88,6 +89,12 @@ __device__ __forceinline__ void store_packed(char* p, const uint32_t (&x)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) f[i] = bits_to_float(x[i]);
   store4(reinterpret_cast<float*>(p), make_float4(f[0], f[1], f[2], f[3]));
+}
+
+// The sum of 8 elements of a row.
+template <class X>
+__device__ __forceinline__ float sum_of_8(const X& x) {
+  return ((x(0) + x(1)) + (x(2) + x(3))) + ((x(4) + x(5)) + (x(6) + x(7)));
 }
 
 // What a thread has seen of a row's elements.

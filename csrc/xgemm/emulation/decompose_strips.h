@@ -78,8 +78,8 @@ struct StripShare {
 };
 
 // What the blocks of a cluster tell each other of a strip's rows, as bits: the largest magnitude,
-// and RowSeen's sums.
-constexpr int kTold = 1 + RowSeen::kSums;
+// RowSeen's sums, and the sum.
+constexpr int kTold = 1 + RowSeen::kSums + 1;
 using StripTold = float[kTold][kStrip];
 
 // A block's shared memory.
@@ -101,6 +101,7 @@ struct StripDecompose {
   struct Seen {
     uint32_t largest = 0;
     RowSeen row;
+    float sum = 0.f;
   };
 
   // A warp has 8 rows and 32 of k, a lane 8 neighbours along k of a row: this one.
@@ -108,9 +109,10 @@ struct StripDecompose {
     return threadIdx.x / 32 % kGroups * 8 + threadIdx.x % 32 / 4;
   }
 
-  // Its elements of all slices, the first of which are on their way.
+  // Its elements of all slices, the first of which are on their way; with their sum, if it is
+  // wanted.
   __device__ static __forceinline__ Seen run(StripRoom& room, const StripShare& share, int exponent,
-                                             char* limbs) {
+                                             char* limbs, bool add_up) {
     const int k = static_cast<int>(threadIdx.x) / 32 / kGroups * kSliceK, at = threadIdx.x % 4 * 8;
     const int from = StripShare::place(row(), at);
     const int slices = (share.filled + kStripK - 1) / kStripK;
@@ -127,6 +129,7 @@ struct StripDecompose {
         const auto x = [&](int e) { return room.ring[stage][k + at + e][from]; };
 #pragma unroll
         for (int e = 0; e < 8; ++e) seen.largest = max_of(seen.largest, finite_magnitude(x(e)));
+        if (add_up) seen.sum += sum_of_8(x);
         decompose8<S>(x, exponent, limbs + int64_t{here} * (2 * S.limbs), at,
                       static_cast<uint32_t>(share.k0 + here + at), seen.row);
       }
@@ -180,16 +183,20 @@ struct StripDecompose {
 
   // The largest of two values, or their sum: of what is told.
   __device__ static __forceinline__ uint32_t join(int i, uint32_t x, uint32_t y) {
+    if (i == kTold - 1) return float_to_bits(bits_to_float(x) + bits_to_float(y));
     return i == 0 ? max_of(x, y) : x + y;
   }
 
   // What the block has seen of its rows: of 4 lanes, and of the warps that share a row.
   __device__ static __forceinline__ void tell(StripRoom& room, const Seen& seen, int64_t k) {
-    uint32_t sums[RowSeen::kSums];
+    uint32_t told[kTold], sums[RowSeen::kSums];
     seen.row.to(sums, k);
+    told[0] = seen.largest, told[kTold - 1] = float_to_bits(seen.sum);
+#pragma unroll
+    for (int i = 0; i < RowSeen::kSums; ++i) told[i + 1] = sums[i];
 #pragma unroll
     for (int i = 0; i < kTold; ++i) {
-      uint32_t x = i == 0 ? seen.largest : sums[i - (i > 0)];
+      uint32_t x = told[i];
 #pragma unroll
       for (int step = 1; step < 4; step *= 2) x = join(i, x, __shfl_xor_sync(0xffffffffu, x, step));
       if (threadIdx.x % 4 == 0) room.halves[i][threadIdx.x / 32 / kGroups][row()] = x;
@@ -210,16 +217,14 @@ struct StripDecompose {
 
   // Of a row, what all blocks of the cluster have told.
   template <int kCluster>
-  __device__ static __forceinline__ void hear(const StripRoom& room, int r, uint32_t& largest,
-                                              uint32_t (&sums)[RowSeen::kSums]) {
-    uint32_t x[kTold] = {};
+  __device__ static __forceinline__ void hear(const StripRoom& room, int r,
+                                              uint32_t (&x)[kTold]) {
+#pragma unroll
+    for (uint32_t& value : x) value = 0;
 #pragma unroll 4
     for (int rank = 0; rank < kCluster; ++rank)
 #pragma unroll
       for (int i = 0; i < kTold; ++i) x[i] = join(i, x[i], hear<kCluster>(&room.told[i][r], rank));
-    largest = x[0];
-#pragma unroll
-    for (int i = 0; i < RowSeen::kSums; ++i) sums[i] = x[i + 1];
   }
 };
 
@@ -234,9 +239,10 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
   const int64_t row0 = (strip - z * strips) * kStrip;
   const StripShare share(job, z, row0, ceil_div(job.limbs.blocks, kCluster) * kSliceK, rank);
   const int row = Split::row();
+  const int64_t first_row = z * job.limbs.rows + row0;  // of all matrices
   char* const limbs = row < share.rows
                           ? static_cast<char*>(job.limbs.data) +
-                                (z * job.limbs.rows + row0 + row) * job.limbs.row_bytes(S.limbs) +
+                                (first_row + row) * job.limbs.row_bytes(S.limbs) +
                                 share.k0 * (2 * S.limbs)
                           : nullptr;
   Split::begin(room, share);
@@ -252,19 +258,24 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
 #pragma unroll 1
   for (bool last = false;; last = true) {
     __syncthreads();
-    const typename Split::Seen seen = Split::run(room, share, room.exponents[row], limbs);
+    const typename Split::Seen seen =
+        Split::run(room, share, room.exponents[row], limbs, job.sums != nullptr);
     Split::tell(room, seen, job.k);
     if constexpr (kCluster > 1) cluster_sync();
     if (thread < kStrip) {
-      uint32_t most, sums[RowSeen::kSums];
-      Split::template hear<kCluster>(room, thread, most, sums);
+      uint32_t told[kTold], sums[RowSeen::kSums];
+      Split::template hear<kCluster>(room, thread, told);
+#pragma unroll
+      for (int i = 0; i < RowSeen::kSums; ++i) sums[i] = told[i + 1];
       const int exponent = room.exponents[thread];
-      const bool grown = !last && thread < share.rows && outgrown(exponent, most);
+      const bool grown = !last && thread < share.rows && outgrown(exponent, told[0]);
       const uint32_t all = __ballot_sync(0xffffffffu, grown);
       if (thread == 0) room.again = all;
-      if (grown) room.exponents[thread] = exponent_of(most, kMostTop);
-      if (all == 0 && rank == 0 && thread < share.rows)
-        job.limbs.scales[z * job.limbs.rows + row0 + thread] = scale_of(exponent, sums, job.k);
+      if (grown) room.exponents[thread] = exponent_of(told[0], kMostTop);
+      if (all == 0 && rank == 0 && thread < share.rows) {
+        job.limbs.scales[first_row + thread] = scale_of(exponent, sums, job.k);
+        if (job.sums) job.sums[first_row + thread] = bits_to_float(told[kTold - 1]);
+      }
     }
     if constexpr (kCluster > 1) cluster_sync(Relaxed());  // `told` has been read
     __syncthreads();

@@ -16,6 +16,7 @@ struct WholeStrip {
   using Line = float[kRows + 1];
   uint32_t warps[kWarps][kRows];
   uint32_t sums[kWarps / kGroups][RowSeen::kSums][kRows];
+  float added_up[kWarps / kGroups][kRows];
   int exponents[kRows];
   static size_t bytes(const Limbs& limbs) {
     return sizeof(WholeStrip) + static_cast<size_t>(limbs.blocks) * kSliceK * sizeof(Line);
@@ -89,12 +90,15 @@ __device__ void decompose_whole_strip(const DecomposeJob& job, int64_t strip) {
   const int row = warp % kGroups * 8 + lane / 4, at = lane % 4 * 8;
   const int exponent = whole.exponents[row];
   RowSeen seen;
+  float sum = 0.f;
   if (row < rows) {
     char* const limbs = static_cast<char*>(job.limbs.data) +
                         (z * job.limbs.rows + row0 + row) * job.limbs.row_bytes(S.limbs);
     for (int k = warp / kGroups * kSliceK; k < filled; k += kWarps / kGroups * kSliceK) {
-      decompose8<S>([&](int e) { return whole.x()[k + at + e][row]; }, exponent,
-                    limbs + k * (2 * S.limbs), at, static_cast<uint32_t>(k + at), seen);
+      const auto x = [&](int e) { return whole.x()[k + at + e][row]; };
+      if (job.sums) sum += sum_of_8(x);
+      decompose8<S>(x, exponent, limbs + k * (2 * S.limbs), at, static_cast<uint32_t>(k + at),
+                    seen);
     }
   }
 
@@ -107,6 +111,9 @@ __device__ void decompose_whole_strip(const DecomposeJob& job, int64_t strip) {
     sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
     if (lane % 4 == 0) whole.sums[warp / kGroups][i][row] = sums[i];
   }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  if (lane % 4 == 0) whole.added_up[warp / kGroups][row] = sum;
   __syncthreads();
   if (thread >= rows) return;
 #pragma unroll
@@ -114,8 +121,12 @@ __device__ void decompose_whole_strip(const DecomposeJob& job, int64_t strip) {
     sums[i] = 0;
     for (int w = 0; w < kWarps / kGroups; ++w) sums[i] += whole.sums[w][i][thread];
   }
-  job.limbs.scales[z * job.limbs.rows + row0 + thread] =
-      scale_of(whole.exponents[thread], sums, job.k);
+  const int64_t at_all = z * job.limbs.rows + row0 + thread;
+  job.limbs.scales[at_all] = scale_of(whole.exponents[thread], sums, job.k);
+  if (!job.sums) return;
+  sum = 0.f;
+  for (int w = 0; w < kWarps / kGroups; ++w) sum += whole.added_up[w][thread];
+  job.sums[at_all] = sum;
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -333,6 +333,7 @@ static const Register<run> stage(
                .can_implement = can_decompose,
                .workspace = workspace,
                .packed_bytes = packed_bytes,
-               .pack = pack<kCluster>});
+               .pack = pack<kCluster>,
+     .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::mma_fp16x3

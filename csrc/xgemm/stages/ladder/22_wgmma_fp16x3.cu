@@ -67,6 +67,7 @@ static const Register<run> stage(
      .can_implement = can_implement_wgmma,
      .workspace = workspace,
      .packed_bytes = packed_bytes,
-     .pack = pack<kCluster>});
+     .pack = pack<kCluster>,
+     .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3

@@ -50,6 +50,7 @@ static const Register<run> stage(
                .unit_rows = kUnitRows,
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
                .can_implement = can_implement_wgmma,
-               .workspace = workspace});
+               .workspace = workspace,
+     .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_bf16x6
