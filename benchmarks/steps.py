@@ -161,6 +161,8 @@ def product_flop(job: Job) -> float:
 
 def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict[str, Any]:
     """Measure one model on the current GPU; all ways have their weights there at a time."""
+    if compiled:  # or another model of the same code makes Dynamo take its sizes for variables
+        torch._dynamo.reset()
     jobs = {way: Job(workload, way, "cuda", compiled=compiled) for way in WAYS}
     losses = {way: [float(job.step()) for _ in range(LOSSES)] for way, job in jobs.items()}
     peaks = {}
@@ -220,7 +222,8 @@ def table(record: dict[str, Any]) -> Fitted:
         strict = sum(kinds[f] for f in ("strict products", "stock products", "recomputed"))
         made.add_row(
             name, *(f"{ms[way]:.1f}" for way in WAYS), f"{ms['stock'] / ms['converted']:.2f}",
-            f"{m['need_ms']:.1f}", f"{kinds['products of limbs']:.1f}",
+            f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
+            f"{kinds['products of limbs']:.1f}",
             f"{kinds['decompositions']:.1f}", f"{strict:.1f}",
             f"{kinds['attention']:.1f}", f"{kinds[REST]:.1f}",
             f"{peaks['converted'] / peaks['stock']:.2f}", f"{off['converted']:.1e}",
