@@ -262,6 +262,7 @@ def depth(stage: xgemm_torch.Stage) -> int:
         ({"row": True}, TypeError, "row must be of type int, got bool"),
         ({"sm_count": 0}, ValueError, "sm_count must be 1 or more, got 0"),
         ({"split_k_size": -2}, ValueError, "split_k_size must be -1 or more, got -2"),
+        ({"slab_bytes": 0}, ValueError, "slab_bytes must be -1 or positive, got 0"),
     ],
     ids=str,
 )

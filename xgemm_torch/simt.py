@@ -29,6 +29,7 @@ def configure(
     row: int | None = None,
     sm_count: int | None = None,
     split_k_size: int | None = None,
+    slab_bytes: int | None = None,
 ) -> contextlib.AbstractContextManager[dict[str, Any]]:
     """Change how the emulator runs, until the end of the ``with`` block that it is for.
 
@@ -48,6 +49,8 @@ def configure(
         split_k_size: of k, in each chain of the strict product, on a CPU, in the emulator and
             on a GPU: a multiple of 32; 0 for one chain, -1 for what
             `xgemm_torch.split_k_size` gives.
+        slab_bytes: of limbs, in the emulator and on a GPU: the larger operand of an emulated
+            product is decomposed in slabs of so many bytes, of whole 256 rows; -1 for 2^28.
 
     Returns:
         A context manager that gives the settings in force inside the block.
@@ -56,11 +59,12 @@ def configure(
         TypeError: a name that is no string, a number that is no int.
         ValueError: an unknown order, a place that is not "file.cu:LINE" or no site, which the
             message then names near ones of; a number out of its range: multiprocessors below 1,
-            a row or a split_k_size below -1, a seed below 0 or above 2^64 - 1.
+            a row, a split_k_size or slab_bytes below -1, slab_bytes of 0, a seed below 0 or above
+            2^64 - 1.
     """
     asked = {
         "order": order, "seed": seed, "skip": skip, "row": row, "sm_count": sm_count,
-        "split_k_size": split_k_size,
+        "split_k_size": split_k_size, "slab_bytes": slab_bytes,
     }  # fmt: skip
     changes = {name: value for name, value in asked.items() if value is not None}
     _refuse(changes)
@@ -73,6 +77,7 @@ _RANGES = {
     "row": (-1, 2**31 - 1),
     "sm_count": (1, 2**31 - 1),
     "split_k_size": (-1, 2**63 - 1),
+    "slab_bytes": (-1, 2**63 - 1),
 }
 _SPLIT_K_STEP = 32  # as in csrc/xgemm/core/split_k.h
 
@@ -92,6 +97,8 @@ def _refuse(changes: dict[str, Any]) -> None:
             raise ValueError(f"simt: {name} must be {most} or less, got {value}")
     if (size := changes.get("split_k_size", 0)) % _SPLIT_K_STEP and size > 0:
         raise ValueError(f"simt: split_k_size must be a multiple of {_SPLIT_K_STEP}, got {size}")
+    if changes.get("slab_bytes") == 0:
+        raise ValueError("simt: slab_bytes must be -1 or positive, got 0")
     order, skip = changes.get("order", ORDERS[0]), changes.get("skip", "")
     if order not in ORDERS:
         raise ValueError(f"simt: no order named '{order}'; there are: {', '.join(ORDERS)}")
@@ -638,14 +645,13 @@ def _by_line(place: str) -> tuple[str, int]:
 
 def _set(settings: dict[str, Any]) -> dict[str, Any]:
     """Write all settings and return those before."""
-    names = ("order", "seed", "skip", "row", "sm_count", "split_k_size")
+    names = ("order", "seed", "skip", "row", "sm_count", "split_k_size", "slab_bytes")
     return json.loads(_C.simt_configure(*(settings[name] for name in names)))
 
 
 def _settings() -> dict[str, Any]:
     """The settings in force: what a write returns, written back at once."""
-    before = _set(
-        {"order": "random", "seed": 0, "skip": "", "row": -1, "sm_count": 132, "split_k_size": -1}
-    )
+    any_setting = {"order": "random", "seed": 0, "skip": "", "row": -1, "sm_count": 132}
+    before = _set({**any_setting, "split_k_size": -1, "slab_bytes": -1})
     _set(before)
     return before

@@ -83,6 +83,7 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_s
   watch(stage.run, stage, g,
         {.device = device,
          .row = row,
+         .slab_bytes = slab_bytes_of_all(),
          .packed_b = packed_b,
          .row_sums = row_sums,
          .recomputed = recompute_counter(kHostCounter)});
@@ -101,7 +102,7 @@ Settings settings() {
 void configure(const Settings& s) {
   std::lock_guard<std::mutex> lock(control);
   current = s;
-  set_overrides({.row = s.row, .split_k_size = s.split_k_size});
+  set_overrides({.row = s.row, .split_k_size = s.split_k_size, .slab_bytes = s.slab_bytes});
 }
 
 void add_site(Sync kind, const Site& site) {

@@ -19,6 +19,7 @@ struct Settings {
   int row = -1;  // Overrides::row
   int sm_count = 132;  // of the device that the emulator stands for
   int64_t split_k_size = -1;  // Overrides::split_k_size
+  int64_t slab_bytes = -1;  // Overrides::slab_bytes
 };
 
 Settings settings();

@@ -194,10 +194,14 @@ const char* name(simt::Order o) {
 }
 
 std::string configure(const std::string& order, unsigned long long seed, const std::string& skip,
-                      int row, int sm_count, int64_t split_k_size) {
+                      int row, int sm_count, int64_t split_k_size, int64_t slab_bytes) {
   const simt::Settings before = simt::settings();
-  simt::Settings s{
-      .seed = seed, .skip = skip, .row = row, .sm_count = sm_count, .split_k_size = split_k_size};
+  simt::Settings s{.seed = seed,
+                   .skip = skip,
+                   .row = row,
+                   .sm_count = sm_count,
+                   .split_k_size = split_k_size,
+                   .slab_bytes = slab_bytes};
   if (order == "forward") s.order = simt::Order::forward;
   else if (order == "reverse") s.order = simt::Order::reverse;
   else if (order == "random") s.order = simt::Order::random;
@@ -211,12 +215,16 @@ std::string configure(const std::string& order, unsigned long long seed, const s
     throw std::invalid_argument("simt: split_k_size must be -1, 0 or a multiple of " +
                                 std::to_string(kSplitKStep) + ", got " +
                                 std::to_string(split_k_size));
+  if (slab_bytes < -1 || slab_bytes == 0)
+    throw std::invalid_argument("simt: slab_bytes must be -1 or positive, got " +
+                                std::to_string(slab_bytes));
   simt::configure(s);
   return std::string("{\"order\":") + quoted(name(before.order)) +
          ",\"seed\":" + std::to_string(before.seed) + ",\"skip\":" + quoted(before.skip) +
          ",\"row\":" + std::to_string(before.row) +
          ",\"sm_count\":" + std::to_string(before.sm_count) +
-         ",\"split_k_size\":" + std::to_string(before.split_k_size) + "}";
+         ",\"split_k_size\":" + std::to_string(before.split_k_size) +
+         ",\"slab_bytes\":" + std::to_string(before.slab_bytes) + "}";
 }
 
 // What a C++ function makes of Python objects, its exceptions as Python's.
@@ -396,10 +404,12 @@ PyObject* py_simt_configure(PyObject*, PyObject* args) {
   const char *order, *skip;
   unsigned long long seed;
   int row, sm_count;
-  long long split_k_size;
-  if (!PyArg_ParseTuple(args, "sKsiiL", &order, &seed, &skip, &row, &sm_count, &split_k_size))
+  long long split_k_size, slab_bytes;
+  if (!PyArg_ParseTuple(args, "sKsiiLL", &order, &seed, &skip, &row, &sm_count, &split_k_size,
+                        &slab_bytes))
     return nullptr;
-  return text([&] { return configure(order, seed, skip, row, sm_count, split_k_size); });
+  return text(
+      [&] { return configure(order, seed, skip, row, sm_count, split_k_size, slab_bytes); });
 }
 
 PyObject* py_simt_probe(PyObject*, PyObject* args) {

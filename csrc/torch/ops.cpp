@@ -359,7 +359,8 @@ void run_blas(const Gemm& g, const Arguments& x, const Tensor& out) {
 void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Tensor& out,
              RowSums* row_sums) {
   if (const Stage* stage = named(op, x.kernel, Flavour::host))
-    return simt::run_watched(*stage, g, packed_b(op, *stage, g, x), room_for(row_sums, *stage, g, x.a));
+    return simt::run_watched(*stage, g, packed_b(op, *stage, g, x),
+                             room_for(row_sums, *stage, g, x.a));
   const bool strict = x.precision == "ieee";
   if (!strict) run_blas(g, x, out);
   if (!strict && g.act == Act::none) return;
@@ -395,7 +396,9 @@ std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes) {
 // What a launch on the device of `t` needs to know; that device must be the current one.
 Context context_of(const Tensor& t) {
   const int32_t index = t.get_device_index();
-  Context context{.device = cuda_device(index), .recomputed = recompute_counter(index)};
+  Context context{.device = cuda_device(index),
+                  .slab_bytes = slab_bytes_of_all(),
+                  .recomputed = recompute_counter(index)};
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &context.stream));
   return context;
 }

@@ -1,5 +1,5 @@
 // What the decomposition says of rows, when their products may stand, and where limbs lie:
-// decompose_rows.h, certificate.h, limbs.h.
+// decompose_rows.h, certificate.h, limbs.h, slabs.h.
 #include "xgemm/emulation/limbs.h"
 
 #include <cmath>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "xgemm/emulation/slabs.h"
 #include "xgemm/mainloop/recompute.h"
 
 namespace xgemm {
@@ -259,7 +260,7 @@ void test_kept_limbs() {
           const Gemm g = problem_of(m, n, k, batch, false, true);
           const PackedB b = plan_packed(g, packed);
           const DecomposePlan whole = plan_decompose(g, kFp16x3.limbs, nullptr);
-          const DecomposePlan kept = plan_decompose(g, kFp16x3.limbs, nullptr, packed);
+          const DecomposePlan kept = plan_decompose(g, kFp16x3.limbs, nullptr, &b.limbs);
           expect(!whole.b_is_kept && kept.b_is_kept, "it says so");
           expect(kept.b.data == b.limbs.data && kept.b.scales == b.limbs.scales &&
                      kept.b.rows == n && kept.b.blocks == kept.a.blocks && kept.b.matrices == 1,
@@ -275,6 +276,68 @@ void test_kept_limbs() {
         }
 }
 
+// Slabs of the larger operand cover it in order, are whole tiles but for the last, and find the
+// other operand's limbs where the first one left them.
+void test_slabs() {
+  auto* const start = reinterpret_cast<char*>(uintptr_t{1} << 30);
+  auto* const packed = reinterpret_cast<char*>(uintptr_t{1} << 40);
+  for (int64_t m : {1, 255, 511, 512, 513, 1000, 5000})
+    for (int64_t n : {1, 255, 511, 512, 513, 1000, 5000})
+      for (int64_t k : {33, 4097})
+        for (int64_t batch : {1, 3})
+          for (const size_t most : {size_t{1}, size_t{1} << 23, kSlabBytes})
+            for (bool keep : {false, true}) {
+              if (keep && batch > 1) continue;
+              Gemm g = problem_of(m, n, k, batch, false, false);
+              g.a.data = g.b.data = reinterpret_cast<const float*>(start);
+              g.d.data = reinterpret_cast<float*>(start);
+              Context context{.workspace = start, .slab_bytes = most};
+              std::vector<float> sums(static_cast<size_t>(m));
+              context.row_sums = sums.data();
+              if (keep) context.packed_b = packed;
+              const Limbs all_b = plan_packed(g, packed).limbs;
+              const bool of_b = n > m;
+              const int64_t all = of_b ? n : m;
+              const size_t whole = plan_decompose(g, 2, nullptr).bytes;
+              int64_t done = 0, count = 0;
+              const void* other = nullptr;
+              for_each_slab(
+                  g, 2, context,
+                  [&](const Gemm& part, const DecomposePlan& plan, const Context& its) {
+                    const int64_t rows = of_b ? part.n : part.m;
+                    expect((of_b ? part.m : part.n) == (of_b ? m : n) && part.k == k,
+                           "one side is cut");
+                    expect(part.a.data - g.a.data == (of_b ? 0 : done * k), "A's rows");
+                    expect(part.b.data - g.b.data == (of_b ? done : 0), "B's columns");
+                    expect(done + rows == all || rows % kSlabRows == 0, "whole tiles");
+                    expect(rows >= std::min(kSlabRows, all), "no slab for a few rows");
+                    const Limbs& cut = of_b ? plan.b : plan.a;
+                    expect(cut.rows == rows && (rows < 3 * kSlabRows || cut.bytes(2) < 2 * most),
+                           "about so many bytes at a time");
+                    const Limbs& kept = of_b ? plan.a : plan.b;
+                    if (count > 0)
+                      expect(kept.data == other, "the other operand stays where it is");
+                    other = kept.data;
+                    expect(plan.a_is_kept == (of_b && count > 0), "A is decomposed once");
+                    expect(plan.b_is_kept == (keep || (!of_b && count > 0)),
+                           "B is decomposed once");
+                    if (keep)
+                      expect(plan.b.data == static_cast<char*>(all_b.data) +
+                                                (of_b ? done : 0) * all_b.row_bytes(2) &&
+                                 plan.b.scales == all_b.scales + (of_b ? done : 0),
+                             "a part of what is packed");
+                    expect(its.row_sums ==
+                               (of_b ? count > 0 ? nullptr : sums.data() : sums.data() + done),
+                           "the sum of each row once");
+                    expect(plan.bytes <= whole, "in no more memory");
+                    done += rows, ++count;
+                  });
+              expect(done == all, "all of it");
+              if (most == kSlabBytes) expect(count == 1, "what is small stays whole");
+              if (most == 1) expect(count == std::max<int64_t>(1, all / kSlabRows), "many slabs");
+            }
+}
+
 }  // namespace
 
 void test_decompose() {
@@ -287,6 +350,7 @@ void test_decompose() {
   test_overflow();
   test_places();
   test_kept_limbs();
+  test_slabs();
 }
 
 }  // namespace xgemm

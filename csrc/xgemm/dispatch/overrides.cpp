@@ -11,7 +11,7 @@ namespace xgemm {
 namespace {
 
 std::atomic<int> row_asked = -1;
-std::atomic<int64_t> split_k_size_asked = -1;
+std::atomic<int64_t> split_k_size_asked = -1, slab_bytes_asked = -1;
 
 // Why the row cannot be run, or an empty string, as for -1.
 std::string why_not(const Stage& stage, int row, const Device& device) {
@@ -31,11 +31,17 @@ std::string why_not(const Stage& stage, int row, const Device& device) {
 void set_overrides(const Overrides& asked) {
   row_asked = asked.row;
   split_k_size_asked = asked.split_k_size;
+  slab_bytes_asked = asked.slab_bytes;
 }
 
 int64_t split_k_size_of(const Gemm& g) {
   const int64_t asked = split_k_size_asked.load(std::memory_order_relaxed);
   return asked >= 0 ? asked : split_k_size(g.m, g.n, g.k, g.batch);
+}
+
+size_t slab_bytes_of_all() {
+  const int64_t asked = slab_bytes_asked.load(std::memory_order_relaxed);
+  return asked >= 0 ? static_cast<size_t>(asked) : kSlabBytes;
 }
 
 int forced_row(const Stage& stage, const Device& device) {

@@ -8,11 +8,15 @@ namespace xgemm {
 struct Overrides {
   int row = -1;  // of the tile table of a stage called by its name; -1: the one that is chosen
   int64_t split_k_size = -1;  // Gemm::split_k_size; -1: split_k_size's
+  int64_t slab_bytes = -1;  // Context::slab_bytes; -1: kSlabBytes
 };
 void set_overrides(const Overrides&);
 
 // Gemm::split_k_size of a problem of these sizes.
 int64_t split_k_size_of(const Gemm& g);
+
+// Context::slab_bytes of every product.
+size_t slab_bytes_of_all();
 
 // Overrides::row for this stage. Throws std::invalid_argument when the stage has no such row, or
 // the device no room for it.

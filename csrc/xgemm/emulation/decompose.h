@@ -2,6 +2,7 @@
 // read once where a row fits into the registers or the shared memory of those who work on it.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "xgemm/device/launch.h"
@@ -37,6 +38,7 @@ __global__ void __launch_bounds__(kDecomposeThreads, decompose_blocks(kRows, kIt
   take_turn();
   if (blockIdx.x == 0)
     for (int i = threadIdx.x; i < clear.count; i += kDecomposeThreads) clear.words[i] = 0;
+  if (blockIdx.x >= a.grid + b.grid) return;
   const bool first = blockIdx.x < a.grid;
   const DecomposeJob job = first ? a : b;
   const int64_t block = first ? blockIdx.x : blockIdx.x - a.grid;
@@ -48,11 +50,12 @@ __global__ void __launch_bounds__(kDecomposeThreads, decompose_blocks(kRows, kIt
   decompose_along_k<S, kThreads, kItems>(job, block);
 }
 
-// Enqueues the decomposition of A and, if it is not kept, of B. It clears `clear`, too. kCluster:
-// blocks that share a strip of a deep operand, 1 where there are no clusters (below sm_90).
+// Enqueues the decomposition of A and B, as far as they are not kept. It clears `clear`, too.
+// kCluster: blocks that share a strip of a deep operand, 1 where there are no clusters (below
+// sm_90).
 template <EmulationScheme S, int kCluster>
 void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context, Clear clear = {}) {
-  const bool a_along_k = g.m == 0 || along_k(g.a, g.m, g.k);
+  const bool a_along_k = g.m == 0 || plan.a_is_kept || along_k(g.a, g.m, g.k);
   const bool b_along_k = plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k);
   void (*kernel)(DecomposeJob, DecomposeJob, Clear) = nullptr;
   DecomposeShape shape{};
@@ -98,6 +101,7 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
   };
   DecomposeJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
   a.sums = context.row_sums;
+  if (plan.a_is_kept) a.grid = 0;
   if (plan.b_is_kept) b.grid = 0;
   if (a.along_k && !b.along_k) std::swap(a, b);  // strips take longest: they begin first
   if (a.grid + b.grid > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to decompose");
@@ -106,7 +110,7 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
                       : shape.strip         ? WholeStrip<8>::bytes(plan.a)
                                             : 0;
   launch(kernel,
-         {.grid = dim3(static_cast<unsigned>(a.grid + b.grid)),
+         {.grid = dim3(static_cast<unsigned>(std::max<int64_t>(a.grid + b.grid, shape.cluster))),
           .block = dim3(kDecomposeThreads),
           .smem = smem,
           .cluster = static_cast<unsigned>(shape.cluster),
@@ -122,7 +126,8 @@ inline size_t packed_bytes(const Gemm& g) { return plan_packed(g, nullptr).bytes
 // Stage::pack: decomposes B to where it is kept.
 template <int kCluster>
 void pack(const Gemm& g, const Context& context) {
-  DecomposePlan plan = plan_decompose(g, kFp16x3.limbs, context.workspace, context.packed_b);
+  const Limbs b = plan_packed(g, context.packed_b).limbs;
+  DecomposePlan plan = plan_decompose(g, kFp16x3.limbs, context.workspace, &b);
   plan.b_is_kept = false;
   decompose<kFp16x3, kCluster>(g, plan, context);
 }

@@ -217,8 +217,7 @@ struct StripDecompose {
 
   // Of a row, what all blocks of the cluster have told.
   template <int kCluster>
-  __device__ static __forceinline__ void hear(const StripRoom& room, int r,
-                                              uint32_t (&x)[kTold]) {
+  __device__ static __forceinline__ void hear(const StripRoom& room, int r, uint32_t (&x)[kTold]) {
 #pragma unroll
     for (uint32_t& value : x) value = 0;
 #pragma unroll 4
@@ -240,11 +239,10 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
   const StripShare share(job, z, row0, ceil_div(job.limbs.blocks, kCluster) * kSliceK, rank);
   const int row = Split::row();
   const int64_t first_row = z * job.limbs.rows + row0;  // of all matrices
-  char* const limbs = row < share.rows
-                          ? static_cast<char*>(job.limbs.data) +
-                                (first_row + row) * job.limbs.row_bytes(S.limbs) +
-                                share.k0 * (2 * S.limbs)
-                          : nullptr;
+  char* const limbs = row < share.rows ? static_cast<char*>(job.limbs.data) +
+                                             (first_row + row) * job.limbs.row_bytes(S.limbs) +
+                                             share.k0 * (2 * S.limbs)
+                                       : nullptr;
   Split::begin(room, share);
   Split::tell_first(room, share);
   if constexpr (kCluster > 1) cluster_sync();

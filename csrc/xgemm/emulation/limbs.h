@@ -23,6 +23,20 @@ struct Limbs {
   // Matrix z of the batch begins at this row; a broadcast operand is stored once.
   XGEMM_HD int64_t first_row(int64_t z) const { return matrices == 1 ? 0 : z * rows; }
   XGEMM_HD int64_t row_bytes(int limbs) const { return blocks * kSliceK * 2 * limbs; }
+
+  // Of so many limbs of all elements, scales apart.
+  size_t bytes(int limbs) const {
+    return times(times(static_cast<size_t>(rows), static_cast<size_t>(matrices)),
+                 static_cast<size_t>(row_bytes(limbs)));
+  }
+  // `count` rows from `first` on, of a batch of one.
+  Limbs slab(int64_t first, int64_t count, int limbs) const {
+    Limbs part = *this;
+    part.data = static_cast<char*>(data) + first * row_bytes(limbs);
+    part.scales += first;
+    part.rows = count;
+    return part;
+  }
 };
 
 // An element's place along K is told in 32 bits.
@@ -36,9 +50,9 @@ inline Limbs place_limbs(Layout& all, int64_t rows, int64_t matrices, int64_t k,
   p.rows = rows;
   p.matrices = matrices;
   p.blocks = k > kSliceK ? ceil_div(k, kSliceK) : 1;
-  const size_t elements = times(static_cast<size_t>(rows), static_cast<size_t>(matrices));
-  p.data = all.place(times(elements, static_cast<size_t>(p.row_bytes(limbs))));
-  p.scales = static_cast<RowScale*>(all.place(times(elements, sizeof(RowScale))));
+  p.data = all.place(p.bytes(limbs));
+  p.scales = static_cast<RowScale*>(all.place(
+      times(times(static_cast<size_t>(rows), static_cast<size_t>(matrices)), sizeof(RowScale))));
   return p;
 }
 
@@ -58,21 +72,23 @@ inline PackedB plan_packed(const Gemm& g, void* packed) {
 // Where the limbs of A and B lie, in a workspace of `bytes` as far as they are not kept.
 struct DecomposePlan {
   Limbs a, b;
-  bool b_is_kept = false;  // and needs no decomposition
+  bool a_is_kept = false, b_is_kept = false;  // and needs no decomposition
   size_t bytes = 0;
 };
 
-// With room for so many limbs of an element; B's only if `packed_b` is null.
+// With room for so many limbs of an element; B's only if none of it are kept. `a_first`: A's place
+// is to be the same whatever B's rows.
 inline DecomposePlan plan_decompose(const Gemm& g, int limbs, void* workspace,
-                                    void* packed_b = nullptr) {
+                                    const Limbs* kept_b = nullptr, bool a_first = false) {
   DecomposePlan plan;
   Layout all{workspace};
   const auto operand = [&](int64_t rows, int64_t stride) {
     return place_limbs(all, rows, g.batch > 1 && stride != 0 ? g.batch : 1, g.k, limbs);
   };
-  plan.a = operand(g.m, g.a.bs);
-  if (packed_b) plan.b = plan_packed(g, packed_b).limbs, plan.b_is_kept = true;
+  if (a_first) plan.a = operand(g.m, g.a.bs);
+  if (kept_b) plan.b = *kept_b, plan.b_is_kept = true;
   else plan.b = operand(g.n, g.b.bs);
+  if (!a_first) plan.a = operand(g.m, g.a.bs);
   plan.bytes = all.bytes;
   return plan;
 }

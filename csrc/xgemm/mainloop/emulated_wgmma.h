@@ -20,6 +20,7 @@
 #include "xgemm/device/ptx/mbarrier.h"
 #include "xgemm/device/ptx/tma.h"
 #include "xgemm/device/ptx/wgmma.h"
+#include "xgemm/emulation/slabs.h"
 #include "xgemm/epilogue/emulated.h"
 #include "xgemm/mainloop/recompute.h"
 
@@ -384,20 +385,27 @@ void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& roo
   launch(kernel, config, context, job);
 }
 
-// Split, product, and what is made anew.
+// Of each slab: decomposition, product, and what is made anew.
 template <EmulationScheme S, int kDecomposeCluster, Tile T>
 void run_wgmma(const Gemm& g, const Context& context) {
-  const DecomposePlan plan = plan_decompose(g, S.limbs, context.workspace, context.packed_b);
-  const WgmmaRoom room = plan_room(T, g, plan, context);
-  decompose<S, kDecomposeCluster>(g, plan, context, room.clear);
-  launch_wgmma<S, T>(g, plan, room, context);
-  launch_recompute<T.BN>(room.job, context);
+  for_each_slab(g, S.limbs, context,
+                [](const Gemm& part, const DecomposePlan& plan, const Context& its) {
+                  const WgmmaRoom room = plan_room(T, part, plan, its);
+                  decompose<S, kDecomposeCluster>(part, plan, its, room.clear);
+                  launch_wgmma<S, T>(part, plan, room, its);
+                  launch_recompute<T.BN>(room.job, its);
+                });
 }
 
 // Bytes for it.
 inline size_t wgmma_workspace(EmulationScheme s, const Tile& t, const Gemm& g,
                               const Context& context) {
-  return plan_room(t, g, plan_decompose(g, s.limbs, nullptr, context.packed_b), context).bytes;
+  size_t most = 0;
+  for_each_slab(g, s.limbs, context,
+                [&](const Gemm& part, const DecomposePlan& plan, const Context& its) {
+                  most = std::max(most, plan_room(t, part, plan, its).bytes);
+                });
+  return most;
 }
 
 // Coordinates of TMA are 32-bit numbers.

@@ -33,7 +33,7 @@
 #include <utility>
 
 #include "xgemm/device/ptx/mma.h"
-#include "xgemm/emulation/limbs.h"
+#include "xgemm/emulation/slabs.h"
 #include "xgemm/epilogue/emulated.h"
 #include "xgemm/mainloop/recompute.h"
 
@@ -289,7 +289,12 @@ RecomputePlan plan_room(const Gemm& g, const DecomposePlan& plan, const Context&
 }
 
 size_t workspace(const Gemm& g, const Context& context) {
-  return plan_room(g, plan_decompose(g, S.limbs, nullptr, context.packed_b), context).bytes;
+  size_t most = 0;
+  for_each_slab(g, S.limbs, context,
+                [&](const Gemm& part, const DecomposePlan& plan, const Context& its) {
+                  most = std::max(most, plan_room(part, plan, its).bytes);
+                });
+  return most;
 }
 
 template <int... kRow>
@@ -311,13 +316,15 @@ void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...
 }
 
 void run(const Gemm& g, const Context& context) {
-  const DecomposePlan plan = plan_decompose(g, S.limbs, context.workspace, context.packed_b);
-  const RecomputePlan room = plan_room(g, plan, context);
-  decompose<S, kCluster>(g, plan, context, room.clear);
-  run_row({.g = g, .a = plan.a, .b = plan.b, .map = room.job.map}, context,
-          std::make_integer_sequence<int, std::size(kTiles)>());
-  kTiles[context.row].BN == 128 ? launch_recompute<128>(room.job, context)
-                                : launch_recompute<64>(room.job, context);
+  for_each_slab(g, S.limbs, context,
+                [](const Gemm& part, const DecomposePlan& plan, const Context& its) {
+                  const RecomputePlan room = plan_room(part, plan, its);
+                  decompose<S, kCluster>(part, plan, its, room.clear);
+                  run_row({.g = part, .a = plan.a, .b = plan.b, .map = room.job.map}, its,
+                          std::make_integer_sequence<int, std::size(kTiles)>());
+                  kTiles[its.row].BN == 128 ? launch_recompute<128>(room.job, its)
+                                            : launch_recompute<64>(room.job, its);
+                });
 }
 
 static const Register<run> stage(
@@ -334,6 +341,6 @@ static const Register<run> stage(
                .workspace = workspace,
                .packed_bytes = packed_bytes,
                .pack = pack<kCluster>,
-     .sums_rows = sums_rows});
+               .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::mma_fp16x3

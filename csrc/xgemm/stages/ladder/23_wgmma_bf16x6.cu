@@ -51,6 +51,6 @@ static const Register<run> stage(
                .scheme = [](const Gemm&, const Context&) { return kBf16x6Words; },
                .can_implement = can_implement_wgmma,
                .workspace = workspace,
-     .sums_rows = sums_rows});
+               .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_bf16x6
