@@ -156,13 +156,13 @@ def test_memory_is_bounded(m, n, k, trans_a):
     """No more than a slab of the larger operand, the smaller one, and what stream-K hands over."""
     found = xgemm_torch.explain(m, n, k, trans_a=trans_a)
     needed = {c.kernel: c.workspace for c in found.candidates}["wgmma_fp16x3"]
-    assert needed <= 256 * 2**20 * 1.25 + 4 * 768 * (k + 64) + 64 * 2**20
+    assert needed <= 512 * 2**20 + 4 * 768 * (k + 64) + 64 * 2**20
 
 
 @pytest.mark.gpu
 def test_slabs_of_their_own_accord():
-    """Operands of more than 256 MiB of limbs: the peak is a slab, and not the operand."""
-    a = torch.randn(40000, 4096, device="cuda")
+    """Operands of more than 512 MiB of limbs: the peak is a slab, and not the operand."""
+    a = torch.randn(80000, 4096, device="cuda")
     b = torch.randn(4096, 256, device="cuda")
     want = a.double() @ b.double()
     torch.cuda.synchronize()
@@ -170,6 +170,6 @@ def test_slabs_of_their_own_accord():
     before = torch.cuda.memory_allocated()
     got = xgemm_torch.mm(a, b, kernel="wgmma_fp16x3")
     taken = torch.cuda.max_memory_allocated() - before
-    assert taken <= 300 * 2**20 + got.numel() * 4 < a.numel() * 4
+    assert taken <= 600 * 2**20 + got.numel() * 4 < a.numel() * 4
     scale = a.double().norm(dim=1)[:, None] * b.double().norm(dim=0)
     assert float(((got - want).abs() / scale).max()) < 2e-6

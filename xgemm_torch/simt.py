@@ -50,7 +50,7 @@ def configure(
             on a GPU: a multiple of 32; 0 for one chain, -1 for what
             `xgemm_torch.split_k_size` gives.
         slab_bytes: of limbs, in the emulator and on a GPU: the larger operand of an emulated
-            product is decomposed in slabs of so many bytes, of whole 256 rows; -1 for 2^28.
+            product is decomposed in slabs of so many bytes, of whole 256 rows; -1 for 2^29.
 
     Returns:
         A context manager that gives the settings in force inside the block.

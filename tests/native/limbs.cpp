@@ -302,7 +302,7 @@ void test_slabs() {
               int64_t done = 0, count = 0;
               const void* other = nullptr;
               for_each_slab(
-                  g, 2, context,
+                  g, 2, {256, 128, 66}, context,
                   [&](const Gemm& part, const DecomposePlan& plan, const Context& its) {
                     const int64_t rows = of_b ? part.n : part.m;
                     expect((of_b ? part.m : part.n) == (of_b ? m : n) && part.k == k,

@@ -129,12 +129,33 @@ void test_deep_products() {
   expect(far.shared() == 0, "a product that cannot be counted in 31 bits");
 }
 
+// Nearly whole waves are not shared out where slices that clusters read apart take longer, and what
+// is shared out is so in the same way.
+void test_slices_read_apart() {
+  for (int64_t tiles = 1; tiles <= 400; ++tiles)
+    for (int64_t blocks : {8, 24, 96, 1571}) {
+      const StreamK cheap = plan_stream_k(tiles, blocks, 66),
+                    dear = plan_stream_k(tiles, blocks, 66, 25);
+      const int64_t alone = (tiles > 66 ? 2 : 1) * blocks;
+      if (dear.shared() > 0) {
+        expect(dear.shared() == cheap.shared() && dear.share == cheap.share, "the same shares");
+        expect(dear.share + dear.share / 4 < alone, "and still a gain");
+      } else if (cheap.shared() > 0) {
+        const int64_t share = cheap.share;
+        expect(share + share / 4 + kStorePartials + ceil_div(blocks, share) >= alone, "no gain");
+      }
+    }
+  expect(plan_stream_k(192, 1571, 66, 25).shared() == 0, "2.9 waves stay whole");
+  expect(plan_stream_k(72, 394, 66, 25).shared() > 0, "1.1 waves do not");
+}
+
 }  // namespace
 
 void test_stream_k() {
   test_walks();
   test_chains();
   test_deep_products();
+  test_slices_read_apart();
 }
 
 }  // namespace xgemm

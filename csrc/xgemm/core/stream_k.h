@@ -68,8 +68,10 @@ inline StreamK plan_whole(int64_t tiles, int64_t blocks, int64_t clusters) {
 
 // At most two last waves are shared out: tiles that make no whole wave, and a wave before. Each
 // cluster then has more than a tile, and no tile more than two clusters. Where tiles are fewer than
-// clusters, a share is at least so long that adding up a tile's parts takes no longer.
-inline StreamK plan_stream_k(int64_t tiles, int64_t blocks, int64_t clusters) {
+// clusters, a share is at least so long that adding up a tile's parts takes no longer. `apart`: how
+// much longer a slice takes, in percent, where clusters are each at another k and find none of what
+// the others have read in L2; whole tiles of a wave they walk side by side.
+inline StreamK plan_stream_k(int64_t tiles, int64_t blocks, int64_t clusters, int64_t apart = 0) {
   StreamK r = plan_whole(tiles, blocks, clusters);
   const int64_t waves = tiles / clusters, left = tiles % clusters;
   const int64_t shared = waves ? clusters + left : left, all = shared * blocks;
@@ -80,7 +82,8 @@ inline StreamK plan_stream_k(int64_t tiles, int64_t blocks, int64_t clusters) {
     while (share * share < blocks * kFixup) ++share;
   }
   const int64_t alone = waves ? 2 * blocks : blocks;
-  if (share + kStorePartials + ceil_div(blocks, share) * kFixup >= alone) return r;
+  if (share + share * apart / 100 + kStorePartials + ceil_div(blocks, share) * kFixup >= alone)
+    return r;
   r.share = static_cast<uint32_t>(share);
   r.whole = static_cast<uint32_t>(tiles - shared);
   r.waves = waves ? static_cast<uint32_t>(waves - 1) : 0;

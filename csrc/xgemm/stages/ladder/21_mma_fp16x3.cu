@@ -288,9 +288,14 @@ RecomputePlan plan_room(const Gemm& g, const DecomposePlan& plan, const Context&
   return plan_recompute(g, plan, kTiles[context.row].BN, 0, 0, context);
 }
 
+Wave wave(const Context& context) {
+  const Tile& t = kTiles[context.row];
+  return {t.BM, t.BN, int64_t{t.min_blocks} * context.device.sm_count};
+}
+
 size_t workspace(const Gemm& g, const Context& context) {
   size_t most = 0;
-  for_each_slab(g, S.limbs, context,
+  for_each_slab(g, S.limbs, wave(context), context,
                 [&](const Gemm& part, const DecomposePlan& plan, const Context& its) {
                   most = std::max(most, plan_room(part, plan, its).bytes);
                 });
@@ -316,7 +321,7 @@ void run_row(Job job, const Context& context, std::integer_sequence<int, kRow...
 }
 
 void run(const Gemm& g, const Context& context) {
-  for_each_slab(g, S.limbs, context,
+  for_each_slab(g, S.limbs, wave(context), context,
                 [](const Gemm& part, const DecomposePlan& plan, const Context& its) {
                   const RecomputePlan room = plan_room(part, plan, its);
                   decompose<S, kCluster>(part, plan, its, room.clear);
