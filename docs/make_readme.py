@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -340,7 +340,7 @@ def sources() -> list[str]:
     """The records that the page is made from."""
     rows = []
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
-                 "gpt2-200-steps-tf32", "steps"):  # fmt: skip
+                 "gpt2-200-steps-tf32", "steps", "steps-compiled"):  # fmt: skip
         name, record = newest(kind)
         facts = record.get("facts", record)
         device = facts.get("device") or record["environment"]["device"]
@@ -451,15 +451,16 @@ def training() -> list[str]:
     return table(head, rows)
 
 
-def step_table() -> list[str]:
+def step_table(kind: str = "steps") -> list[str]:
     """Training steps of several models, and where a converted one's time goes."""
     rows = []
-    for name, m in newest("steps")[1]["models"].items():
+    for name, m in newest(kind)[1]["models"].items():
         ms, kinds, off = m["ms"], m["families_ms"], m["largest_difference"]
         rows.append((
             f"{name}: {m['what']}", *(f"{ms[way]:.1f}" for way in ("stock", "tf32")),
             f"{ms['converted']:.1f} ({ms['stock'] / ms['converted']:.2f}x)",
-            f"{m['need_ms']:.1f}", f"{kinds['products of limbs']:.1f}",
+            f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
+            f"{kinds['products of limbs']:.1f}",
             f"{kinds['decompositions']:.1f}", f"{kinds['attention']:.1f}",
             f"{m['peak_mib']['converted'] / m['peak_mib']['stock']:.2f}",
             f"{off['converted']:.0e}, {off['tf32']:.0e}",
@@ -507,7 +508,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "gains": gains, "gpus": gpus, "chart": chart, "speeds": speeds, "ladder": ladder,
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
-    "steps": step_table,
+    "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
     "errors": error_table, "data": data_table,
 }  # fmt: skip
 

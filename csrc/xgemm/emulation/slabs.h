@@ -38,7 +38,8 @@ inline Slabs plan_slabs(const Gemm& g, int limbs, size_t most, const Wave& wave)
   const DecomposePlan whole = plan_decompose(g, limbs, nullptr);
   const size_t a = whole.a.bytes(limbs), b = whole.b.bytes(limbs);
   Slabs s{.of_b = b > a, .rows = b > a ? g.n : g.m};
-  if (std::max(a, b) <= most || g.a.rs == g.a.cs || g.b.rs == g.b.cs) return s;
+  const View<const float>& x = s.of_b ? g.b : g.a;
+  if (std::max(a, b) <= most || x.rs == x.cs) return s;
   const Limbs& larger = s.of_b ? whole.b : whole.a;
   const size_t of_step = times(static_cast<size_t>(kSlabRows * larger.matrices),
                                static_cast<size_t>(larger.row_bytes(limbs)));
