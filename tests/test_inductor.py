@@ -1,0 +1,158 @@
+"""`xgemm_torch.compile`: products that Inductor gives their memory, with eager mode's bits."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+
+import problems
+import pytest
+import torch
+import torch._inductor.config as inductor
+from problems import same_bits
+from test_stages import on_every_device
+from torch._inductor.utils import run_and_get_code
+
+import xgemm_torch
+
+OUT, RETURNED = "torch.ops.xgemm.sgemm.out(", "torch.ops.xgemm.sgemm.default("
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+    with inductor.patch(force_disable_caches=True):
+        yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def lowered():
+    """The module's lowering for this test, which other tests are to do without."""
+    from torch._inductor.lowering import lowerings
+
+    before = dict(lowerings)
+    importlib.reload(importlib.import_module("xgemm_torch.compile"))
+    yield
+    lowerings.clear()
+    lowerings.update(before)
+
+
+def compiled(f, *args, **how):
+    """What a compiled function gives, and the code that Inductor has made."""
+    return run_and_get_code(lambda: torch.compile(f, fullgraph=True, **how)(*args))
+
+
+sgemm = torch.ops.xgemm.sgemm
+PRODUCTS = {
+    "bias": (lambda a, b, c: xgemm_torch.linear(a, b.T, c) * 2, (5, 12), (12, 8), (8,)),
+    "gelu": (lambda a, b: xgemm_torch.linear(a, b.T, activation="gelu") * 2, (5, 12), (12, 8)),
+    "ieee": (lambda a, b: sgemm(a, b, alpha=0.5, precision="ieee") + 1, (5, 12), (12, 8)),
+    "beta": (lambda a, b, c: sgemm(a, b, c, beta=0.5) + 1, (5, 12), (12, 8), (5, 8)),
+    "batches": (lambda a, b: xgemm_torch.bmm(a, b) + 1, (3, 4, 5), (3, 5, 6)),
+    "shared": (lambda a, b: xgemm_torch.matmul(a, b) + 1, (3, 4, 5), (5, 6)),
+    "views": (lambda a, b: xgemm_torch.mm(a[1:].T, b[::2]).T.contiguous(), (9, 7), (16, 6)),
+    "no K": (lambda a, b: xgemm_torch.mm(a, b) + 1, (5, 0), (0, 8)),
+    "returned": (lambda a, b: xgemm_torch.mm(a, b), (5, 12), (12, 8)),
+    "turned": (lambda a, b: xgemm_torch.mm(a, b).T, (5, 12), (12, 8)),
+    "made": (lambda a, b: xgemm_torch.mm(a * 2 - 1, b + a.sum()), (5, 12), (12, 8)),
+}
+
+
+@on_every_device
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name, dynamic, device, lowered):
+    f, *shapes = PRODUCTS[name]
+    args = [problems.integers(*shape, device=device) for shape in shapes]
+    got, code = compiled(f, *args, dynamic=dynamic)
+    assert same_bits(got, f(*args))
+    assert OUT in code[0] and RETURNED not in code[0]
+
+
+@on_every_device
+def test_no_rows(device, lowered):
+    a, b = torch.ones(0, 5, device=device), torch.ones(5, 8, device=device)
+    got, _ = compiled(lambda a, b: xgemm_torch.mm(a, b) + 1, a, b, dynamic=True)
+    assert got.shape == (0, 8)
+
+
+@on_every_device
+def test_rows_that_nobody_knows(device, lowered):
+    """Sizes that depend on data."""
+    x, w = problems.integers(6, 5, device=device), problems.integers(4, 5, device=device)
+    mask = torch.tensor([1, 0, 1, 1, 0, 1], device=device).bool()
+
+    def f(x, mask):
+        return xgemm_torch.linear(x[mask], w) + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got, code = compiled(f, x, mask)
+    assert same_bits(got, f(x, mask))
+    assert OUT in code[0]
+
+
+class Head(torch.nn.Module):
+    """A classifier whose rows of logits Inductor pads, of as many classes as no vector divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 2001, bias=False)
+
+    def forward(self, x, target):
+        logits = self.layer(x).flatten(0, -2)
+        return torch.nn.functional.cross_entropy(logits, target.flatten())
+
+
+@on_every_device
+def test_a_gradient_of_logits_is_written_over_them(device, lowered):
+    """As it is over stock's; without the lowering it takes as much memory again."""
+    torch.manual_seed(0)
+    model = Head().to(device)
+    xgemm_torch.convert(model)
+    x = torch.randn(4, 128, 32, device=device, requires_grad=True)
+    target = torch.randint(2001, (4, 128), device=device)
+
+    def step(call):
+        loss = call(x, target)
+        return loss.detach(), *torch.autograd.grad(loss, [x, model.layer.weight])
+
+    with inductor.patch(disable_padding_cpu=False):
+        got, code = run_and_get_code(lambda: step(torch.compile(model, fullgraph=True)))
+    forward, backward = code
+    logits = re.search(
+        r"(\w+) = empty_strided_\w+\(\((?:4, 128|512), 2001\), \((\d+), 1\)", forward
+    )
+    assert logits and int(logits[2]) % 16 == 0, "padded rows"
+    assert not re.search(r"empty_strided_\w+\(\((4, 128|512), 2001\)", backward)
+    assert re.search(r"= sgemm\w*; del sgemm\w*  # reuse", backward)
+    for mine, eager in zip(got, step(model), strict=True):
+        torch.testing.assert_close(mine, eager)
+
+
+def test_code_in_cpp_calls_the_operator_that_returns(lowered):
+    a, b = problems.integers(5, 12), problems.integers(12, 8)
+    with inductor.patch(cpp_wrapper=True):
+        got, code = compiled(lambda a, b: xgemm_torch.mm(a, b) + 1, a, b)
+    assert same_bits(got, xgemm_torch.mm(a, b) + 1)
+    assert OUT not in code[0]
+
+
+def test_a_stage_by_name_returns_its_result(lowered):
+    a, b = problems.integers(5, 12), problems.integers(12, 8)
+    got, code = compiled(lambda a, b: torch.ops.xgemm.naive(a, b) + 1, a, b)
+    assert same_bits(got, xgemm_torch.mm(a, b) + 1)
+    assert "torch.ops.xgemm.naive.default(" in code[0]
+
+
+def test_without_the_module_inductor_takes_what_is_returned():
+    """And importing the package alone does not import Inductor."""
+    a, b = problems.integers(5, 12), problems.integers(12, 8)
+    got, code = compiled(lambda a, b: xgemm_torch.mm(a, b) + 1, a, b)
+    assert same_bits(got, xgemm_torch.mm(a, b) + 1)
+    assert RETURNED in code[0]
+    loaded = "import sys, xgemm_torch; print('torch._inductor.lowering' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
