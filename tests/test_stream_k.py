@@ -20,7 +20,7 @@ STAGES = {
 }
 ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]
 # (M, N, K): a tile or two for three clusters; tiles for whole rounds and a part of one.
-SHAPES = [(70, 40, 1100), (33, 200, 700), (400, 130, 900)]
+SHAPES = [(70, 40, 1600), (33, 200, 1600), (400, 100, 1600)]
 
 on_every_row = pytest.mark.parametrize("stage, row", ROWS)
 
@@ -64,18 +64,18 @@ def test_the_promise_holds_of_shares(stage, row):
 @on_every_row
 @pytest.mark.parametrize("batch", [(4, 4), (4, None), (None, 4)], ids=str)
 def test_batches_are_shared_out(stage, row, batch):
-    a, b, _ = operands(66, 140, 600, batch=batch)
+    a, b, _ = operands(60, 100, 800, batch=batch)
     _C.simt_forget_sites()
     with simt.configure(row=row, sm_count=few(stage, row)):
         got = run(stage, a, b)
     assert shared_out()
-    left, above = a.expand(4, 66, 600), b.expand(4, 600, 140)
+    left, above = a.expand(4, 60, 800), b.expand(4, 800, 100)
     assert all(right(stage, got[z], left[z], above[z]) for z in range(4))
 
 
 @on_every_row
 def test_the_owner_has_the_epilogue(stage, row):
-    a, b, _ = operands(70, 40, 1100)
+    a, b, _ = operands(70, 40, 1600)
     c = normal(70, 40)
     alpha, beta = torch.tensor(1.7), torch.tensor(-0.3)
     with simt.configure(row=row, sm_count=few(stage, row)):
@@ -90,7 +90,7 @@ def test_the_owner_has_the_epilogue(stage, row):
 def test_wide_operands_are_shared_out(stage, row):
     """What parts cannot give is left to a chain by whoever stores a tile; or, where the verdict on
     the whole picks three parts, that product is shared out, too."""
-    a, b, _ = operands(70, 40, 1100, data="wide")
+    a, b, _ = operands(70, 40, 1600, data="wide")
     with simt.configure(row=row, sm_count=few(stage, row)):
         assert right(stage, run(stage, a, b), a, b)
 
@@ -105,6 +105,17 @@ def test_shallow_products_are_left_whole(stage, row):
     assert not shared_out()
     with simt.configure(row=row):
         assert same_bits(got, run(stage, a, b))
+
+
+@on_every_row
+def test_nearly_whole_waves_are_left_whole(stage, row):
+    """Two tiles for three clusters: shared out, each of them would read slices of its own."""
+    a, b, _ = operands(60, 200, 700)
+    _C.simt_forget_sites()
+    with simt.configure(row=row, sm_count=few(stage, row)):
+        got = run(stage, a, b)
+    assert not shared_out()
+    assert right(stage, got, a, b)
 
 
 # --- chains that go on ----------------------------------------------------------------------------

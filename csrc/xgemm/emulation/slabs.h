@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "xgemm/emulation/limbs.h"
 
@@ -22,13 +24,22 @@ struct Slabs {
   bool of_b = false;  // and not of A
   int64_t rows = 0, count = 1;
 
-  // Waves of all slabs, if they have so many rows.
-  int64_t waves(const Gemm& g, const Wave& wave, int64_t of_slab, int64_t slabs) const {
-    const auto one = [&](int64_t its) {
-      const int64_t m = of_b ? g.m : its, n = of_b ? its : g.n;
-      return ceil_div(ceil_div(m, wave.rows) * ceil_div(n, wave.columns) * g.batch, wave.tiles);
+  int64_t first(int64_t slab) const { return slab * rows; }
+  // The problem of a slab by its sizes; where its operands lie is left as it was.
+  Gemm sizes(const Gemm& g, int64_t slab) const {
+    Gemm part = g;
+    int64_t& its = of_b ? part.n : part.m;
+    its = slab + 1 < count ? rows : its - first(slab);
+    return part;
+  }
+  // Waves of all slabs.
+  double waves(const Gemm& g, const Wave& wave) const {
+    const auto of = [&](const Gemm& part) {
+      return std::ceil(static_cast<double>(ceil_div(part.m, wave.rows)) *
+                       static_cast<double>(ceil_div(part.n, wave.columns)) *
+                       static_cast<double>(g.batch) / static_cast<double>(wave.tiles));
     };
-    return (slabs - 1) * one(of_slab) + one((of_b ? g.n : g.m) - (slabs - 1) * of_slab);
+    return static_cast<double>(count - 1) * of(sizes(g, 0)) + of(sizes(g, count - 1));
   }
 };
 // In slabs of `most` bytes or less, half of it at least where that saves waves. As if no B were
@@ -37,22 +48,20 @@ struct Slabs {
 inline Slabs plan_slabs(const Gemm& g, int limbs, size_t most, const Wave& wave) {
   const DecomposePlan whole = plan_decompose(g, limbs, nullptr);
   const size_t a = whole.a.bytes(limbs), b = whole.b.bytes(limbs);
-  Slabs s{.of_b = b > a, .rows = b > a ? g.n : g.m};
-  const View<const float>& x = s.of_b ? g.b : g.a;
-  if (std::max(a, b) <= most || x.rs == x.cs) return s;
-  const Limbs& larger = s.of_b ? whole.b : whole.a;
-  const size_t of_step = times(static_cast<size_t>(kSlabRows * larger.matrices),
+  Slabs best{.of_b = b > a, .rows = b > a ? g.n : g.m};
+  const View<const float>& x = best.of_b ? g.b : g.a;
+  if (std::max(a, b) <= most || x.rs == x.cs || best.rows < 2 * kSlabRows) return best;
+  const Limbs& larger = best.of_b ? whole.b : whole.a;
+  const size_t of_step = times(times(kSlabRows, static_cast<size_t>(larger.matrices)),
                                static_cast<size_t>(larger.row_bytes(limbs)));
   const auto steps = std::max<int64_t>(1, static_cast<int64_t>(most / of_step));
-  int64_t least = 0;
+  double least = std::numeric_limits<double>::infinity();
   for (int64_t n = steps; n > steps / 2; --n) {
-    const int64_t rows = n * kSlabRows;
-    const int64_t count = std::max<int64_t>(1, ceil_div(larger.rows + 1 - kSlabRows, rows));
-    const int64_t waves = s.waves(g, wave, rows, count);
-    if (least == 0 || waves < least) least = waves, s.rows = rows, s.count = count;
+    Slabs s{.of_b = best.of_b, .rows = n * kSlabRows};
+    s.count = std::max<int64_t>(1, ceil_div(larger.rows + 1 - kSlabRows, s.rows));
+    if (const double waves = s.waves(g, wave); waves < least) least = waves, best = s;
   }
-  if (s.count == 1) s.rows = larger.rows;
-  return s;
+  return best;
 }
 
 // Calls of(problem, plan, context) of each slab, in order: what of D it gives, and where its limbs
@@ -63,16 +72,14 @@ void for_each_slab(const Gemm& g, int limbs, const Wave& wave, const Context& co
   Limbs packed;
   if (context.packed_b) packed = plan_packed(g, context.packed_b).limbs;
   for (int64_t s = 0; s < slabs.count; ++s) {
-    const int64_t first = s * slabs.rows;
-    Gemm part = g;
+    const int64_t first = slabs.first(s);
+    Gemm part = slabs.sizes(g, s);
     Context its = context;
     if (slabs.of_b) {
-      part.n = s + 1 < slabs.count ? slabs.rows : g.n - first;
       part.b.data += first * g.b.cs, part.d.data += first * g.d.cs;
       if (g.beta != 0.f) part.c.data += first * g.c.cs;
       if (s > 0) its.row_sums = nullptr;
     } else {
-      part.m = s + 1 < slabs.count ? slabs.rows : g.m - first;
       part.a.data += first * g.a.rs, part.d.data += first * g.d.rs;
       if (g.beta != 0.f) part.c.data += first * g.c.rs;
       if (its.row_sums) its.row_sums += first;
@@ -84,6 +91,20 @@ void for_each_slab(const Gemm& g, int limbs, const Wave& wave, const Context& co
     if (s > 0) (slabs.of_b ? plan.a_is_kept : plan.b_is_kept) = true;
     of(part, plan, its);
   }
+}
+
+// Bytes of workspace for all slabs, of which bytes(problem, plan) asks some: the last one has other
+// sizes than the others. However many they are: sizes may be beyond all memory here.
+template <class Bytes>
+size_t workspace_of_slabs(const Gemm& g, int limbs, const Wave& wave, const Context& context,
+                          Bytes&& bytes) {
+  const Slabs slabs = plan_slabs(g, limbs, context.slab_bytes, wave);
+  const Limbs kept;
+  const auto of = [&](int64_t s) {
+    const Gemm part = slabs.sizes(g, s);
+    return bytes(part, plan_decompose(part, limbs, nullptr, context.packed_b ? &kept : nullptr));
+  };
+  return std::max(of(0), of(slabs.count - 1));
 }
 
 }  // namespace xgemm

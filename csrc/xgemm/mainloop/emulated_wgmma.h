@@ -418,12 +418,10 @@ void run_wgmma(const Gemm& g, const Context& context) {
 // Bytes for it.
 inline size_t wgmma_workspace(EmulationScheme s, const Tile& t, const Gemm& g,
                               const Context& context) {
-  size_t most = 0;
-  for_each_slab(g, s.limbs, wave_of(t, context.device), context,
-                [&](const Gemm& part, const DecomposePlan& plan, const Context& its) {
-                  most = std::max(most, plan_room(t, part, plan, its).bytes);
-                });
-  return most;
+  return workspace_of_slabs(g, s.limbs, wave_of(t, context.device), context,
+                            [&](const Gemm& part, const DecomposePlan& plan) {
+                              return plan_room(t, part, plan, context).bytes;
+                            });
 }
 
 // Coordinates of TMA are 32-bit numbers.

@@ -294,12 +294,10 @@ Wave wave(const Context& context) {
 }
 
 size_t workspace(const Gemm& g, const Context& context) {
-  size_t most = 0;
-  for_each_slab(g, S.limbs, wave(context), context,
-                [&](const Gemm& part, const DecomposePlan& plan, const Context& its) {
-                  most = std::max(most, plan_room(part, plan, its).bytes);
-                });
-  return most;
+  return workspace_of_slabs(g, S.limbs, wave(context), context,
+                            [&](const Gemm& part, const DecomposePlan& plan) {
+                              return plan_room(part, plan, context).bytes;
+                            });
 }
 
 template <int... kRow>
