@@ -1,8 +1,8 @@
-"""`xgemm_torch.compile`: products that Inductor gives their memory, with eager mode's bits."""
+"""`xgemm_torch.inductor`: products that Inductor gives their memory, with eager mode's bits."""
 
 from __future__ import annotations
 
-import importlib
+import os
 import re
 import subprocess
 import sys
@@ -10,12 +10,14 @@ import sys
 import problems
 import pytest
 import torch
-import torch._inductor.config as inductor
 from problems import same_bits
 from test_stages import on_every_device
+from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
 
 import xgemm_torch
+from xgemm_torch import inductor
+from xgemm_torch.ops import OPS
 
 OUT, RETURNED = "torch.ops.xgemm.sgemm.out(", "torch.ops.xgemm.sgemm.default("
 
@@ -23,21 +25,9 @@ OUT, RETURNED = "torch.ops.xgemm.sgemm.out(", "torch.ops.xgemm.sgemm.default("
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch.compiler.reset()
-    with inductor.patch(force_disable_caches=True):
+    with config.patch(force_disable_caches=True):
         yield
     torch.compiler.reset()
-
-
-@pytest.fixture
-def lowered():
-    """The module's lowering for this test, which other tests are to do without."""
-    from torch._inductor.lowering import lowerings
-
-    before = dict(lowerings)
-    importlib.reload(importlib.import_module("xgemm_torch.compile"))
-    yield
-    lowerings.clear()
-    lowerings.update(before)
 
 
 def compiled(f, *args, **how):
@@ -64,7 +54,7 @@ PRODUCTS = {
 @on_every_device
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products(name, dynamic, device, lowered):
+def test_products(name, dynamic, device):
     f, *shapes = PRODUCTS[name]
     args = [problems.integers(*shape, device=device) for shape in shapes]
     got, code = compiled(f, *args, dynamic=dynamic)
@@ -73,14 +63,14 @@ def test_products(name, dynamic, device, lowered):
 
 
 @on_every_device
-def test_no_rows(device, lowered):
+def test_no_rows(device):
     a, b = torch.ones(0, 5, device=device), torch.ones(5, 8, device=device)
     got, _ = compiled(lambda a, b: xgemm_torch.mm(a, b) + 1, a, b, dynamic=True)
     assert got.shape == (0, 8)
 
 
 @on_every_device
-def test_rows_that_nobody_knows(device, lowered):
+def test_rows_that_nobody_knows(device):
     """Sizes that depend on data."""
     x, w = problems.integers(6, 5, device=device), problems.integers(4, 5, device=device)
     mask = torch.tensor([1, 0, 1, 1, 0, 1], device=device).bool()
@@ -107,7 +97,7 @@ class Head(torch.nn.Module):
 
 
 @on_every_device
-def test_a_gradient_of_logits_is_written_over_them(device, lowered):
+def test_a_gradient_of_logits_is_written_over_them(device):
     """As it is over stock's; without the lowering it takes as much memory again."""
     torch.manual_seed(0)
     model = Head().to(device)
@@ -119,7 +109,7 @@ def test_a_gradient_of_logits_is_written_over_them(device, lowered):
         loss = call(x, target)
         return loss.detach(), *torch.autograd.grad(loss, [x, model.layer.weight])
 
-    with inductor.patch(disable_padding_cpu=False):
+    with config.patch(disable_padding_cpu=False):
         got, code = run_and_get_code(lambda: step(torch.compile(model, fullgraph=True)))
     forward, backward = code
     logits = re.search(
@@ -132,27 +122,47 @@ def test_a_gradient_of_logits_is_written_over_them(device, lowered):
         torch.testing.assert_close(mine, eager)
 
 
-def test_code_in_cpp_calls_the_operator_that_returns(lowered):
+def test_code_in_cpp_calls_the_operator_that_returns():
     a, b = problems.integers(5, 12), problems.integers(12, 8)
-    with inductor.patch(cpp_wrapper=True):
+    with config.patch(cpp_wrapper=True):
         got, code = compiled(lambda a, b: xgemm_torch.mm(a, b) + 1, a, b)
     assert same_bits(got, xgemm_torch.mm(a, b) + 1)
     assert OUT not in code[0]
 
 
-def test_a_stage_by_name_returns_its_result(lowered):
+def test_a_stage_by_name_returns_its_result():
     a, b = problems.integers(5, 12), problems.integers(12, 8)
     got, code = compiled(lambda a, b: torch.ops.xgemm.naive(a, b) + 1, a, b)
     assert same_bits(got, xgemm_torch.mm(a, b) + 1)
     assert "torch.ops.xgemm.naive.default(" in code[0]
 
 
-def test_without_the_module_inductor_takes_what_is_returned():
-    """And importing the package alone does not import Inductor."""
+def test_without_the_lowering_inductor_takes_what_is_returned(monkeypatch):
+    """And a torch whose Inductor differs is a warning."""
+    from torch._inductor import lowering
+
+    monkeypatch.delitem(lowering.lowerings, OPS["sgemm"], raising=False)
+    inductor.register.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.delattr(lowering, "register_lowering")
+        with pytest.warns(UserWarning, match="Inductor has changed"):
+            assert not inductor.register()
     a, b = problems.integers(5, 12), problems.integers(12, 8)
     got, code = compiled(lambda a, b: xgemm_torch.mm(a, b) + 1, a, b)
     assert same_bits(got, xgemm_torch.mm(a, b) + 1)
     assert RETURNED in code[0]
-    loaded = "import sys, xgemm_torch; print('torch._inductor.lowering' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
+    inductor.register.cache_clear()
+    assert inductor.register()
+
+
+def test_the_first_compile_of_a_process_has_the_lowering():
+    """The package alone does not import Inductor."""
+    code = """
+import sys, torch, xgemm_torch
+assert "torch._inductor.lowering" not in sys.modules
+f = torch.compile(lambda a, b: xgemm_torch.mm(a, b) + 1)
+f(torch.ones(5, 12), torch.ones(12, 8))
+"""
+    logged = {**os.environ, "TORCH_LOGS": "output_code", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=logged)
+    assert done.returncode == 0 and OUT in done.stderr, done.stderr

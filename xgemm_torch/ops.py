@@ -25,6 +25,7 @@ writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _C, _checks, flops
+from . import _C, _checks, flops, inductor
 from ._checks import Words, own_words
 from .registry import left_out, stages
 
@@ -545,6 +546,8 @@ def _raise_as_python(
 
 def _register_fake(name: str) -> None:
     def fake(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
+        if name == "sgemm" and "torch._inductor.lowering" in sys.modules:
+            inductor.register()
         return a.new_empty(_checks.check(own_words(name), KERNELS[name], a, b, c, **flags))
 
     torch.library.register_fake(f"xgemm::{name}", fake, lib=_LIB)
