@@ -10,7 +10,7 @@ import torch
 import turns
 
 import xgemm_torch
-from xgemm_torch import timing
+from xgemm_torch.tools import timing
 
 pytestmark = pytest.mark.benchmark(timer=turns.CLOCK)
 

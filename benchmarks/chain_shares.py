@@ -26,7 +26,8 @@ import shapes
 import torch
 
 import xgemm_torch
-from xgemm_torch import accuracy, simt, timing
+from xgemm_torch import simt
+from xgemm_torch.tools import accuracy, timing
 
 CUBLAS, ONE = "torch.mm", "one chain"
 SMS = 132

@@ -8,7 +8,7 @@ import provenance  # noqa: F401 - first: it turns off what somebody has tuned he
 import pytest
 import torch
 
-from xgemm_torch import environment, timing
+from xgemm_torch.tools import environment, timing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -35,13 +35,13 @@ import records
 import torch
 from torch import Tensor
 
-from xgemm_torch import accuracy, environment, plotting, timing
-from xgemm_torch.contenders import Problem
+from xgemm_torch.tools import accuracy, environment, plotting, timing
+from xgemm_torch.tools.contenders import Problem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from xgemm_torch.console import Fitted
+    from xgemm_torch.tools.console import Fitted
 
 # Elements whose errors are measured, about, and the most rows that hold them.
 SAMPLED, MOST_ROWS = 16384, 8192
@@ -193,7 +193,7 @@ def cells_of(record: Mapping[str, Any]) -> Iterator[Cell]:
 
 def table(record: Mapping[str, Any]) -> Fitted:
     """A row for each kind: times beside normal data's and torch.mm's, errors, what is astray."""
-    from xgemm_torch.console import Column, Fitted
+    from xgemm_torch.tools.console import Column, Fitted
 
     facts = record["facts"]
     made = Fitted(
@@ -425,7 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         done = run_measure(options, problems, names)
     record = records.read(options.json or options.show)
-    from xgemm_torch.console import console
+    from xgemm_torch.tools.console import console
 
     out = console()
     out.print(table(record))

@@ -4,9 +4,9 @@
 
 For each size and layout the strict stages' results must be equal to each other in every bit, within
 the float64 bound, and, on a few rows, equal to the strict chain on the CPU. Those of the others
-must be as accurate as the chain: the promise of xgemm_torch.accuracy. Then the stages and
+must be as accurate as the chain: the promise of xgemm_torch.tools.accuracy. Then the stages and
 torch.mm take turns: CUDA-graph replays over rotating operands of random normal data, chip hot,
-median. A short table comes last: shares of torch.mm, against the marks of xgemm_torch.marks.
+median. A short table comes last: shares of torch.mm, against the marks of xgemm_torch.course.marks.
 
 torch's FP32 settings are left as they are; where they make torch.mm coarser than FP32 the script
 refuses to compare. Exit code 1 when a result is wrong, 0 also when a mark is
@@ -30,7 +30,9 @@ import torch
 from torch import Tensor
 
 import xgemm_torch
-from xgemm_torch import accuracy, environment, marks, simt, timing
+from xgemm_torch import simt
+from xgemm_torch.course import marks
+from xgemm_torch.tools import accuracy, environment, timing
 
 SIZES = (1024, 2048, 4096, 8192)
 CUBLAS = "torch.mm"

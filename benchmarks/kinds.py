@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xgemm_torch.accuracy import DISTRIBUTIONS, Draw
-from xgemm_torch.contenders import Problem
+from xgemm_torch.tools.accuracy import DISTRIBUTIONS, Draw
+from xgemm_torch.tools.contenders import Problem
 
 Pair = tuple[Tensor, Tensor]
 Make = Callable[[Draw, Problem], Pair]

@@ -18,7 +18,7 @@ import torch
 os.environ["XGEMM_TUNE_CACHE"] = ""
 
 import xgemm_torch
-from xgemm_torch import environment, timing
+from xgemm_torch.tools import environment, timing
 
 
 def commit() -> str:

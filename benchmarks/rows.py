@@ -21,9 +21,9 @@ import shapes
 import torch
 
 import xgemm_torch
-from xgemm_torch import timing, trials
-from xgemm_torch.contenders import Row, rows_of
-from xgemm_torch.trials import TORCH_MM
+from xgemm_torch.tools import timing, trials
+from xgemm_torch.tools.contenders import Row, rows_of
+from xgemm_torch.tools.trials import TORCH_MM
 
 
 def named_row(name: str) -> Row:

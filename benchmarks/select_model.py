@@ -1,8 +1,9 @@
 """What ``auto`` estimates by: the fit of what the terms of a row's time cost.
 
 The terms themselves, and which rows may be taken, are the library's to say (dispatch/cost.h,
-`xgemm_torch.contenders`). Here costs are found that fit measured times, and with which the rows of
-least estimated time are nearly the fastest. ``select_table.py`` reads records and writes the table.
+`xgemm_torch.tools.contenders`). Here costs are found that fit measured times, and with which the
+rows of least estimated time are nearly the fastest. ``select_table.py`` reads records and writes
+the table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from xgemm_torch import _C
-from xgemm_torch.contenders import Problem, Row, keeps
+from xgemm_torch.tools.contenders import Problem, Row, keeps
 
 # [word, part of the time] of each term: "once", "work" or "memory".
 TERMS: list[tuple[str, str]] = [tuple(term) for term in json.loads(_C.term_words())]

@@ -25,7 +25,7 @@ from select_model import STRICT, TERMS, Measured
 from torch import Tensor
 
 import xgemm_torch
-from xgemm_torch.contenders import Row, rows_of
+from xgemm_torch.tools.contenders import Row, rows_of
 
 TABLE = Path(__file__).resolve().parent.parent / "csrc/xgemm/dispatch/select_table.inc"
 FOLDS = 5

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from xgemm_torch.contenders import Problem
+from xgemm_torch.tools.contenders import Problem
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 SQUARES = (

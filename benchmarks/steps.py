@@ -29,10 +29,10 @@ from torch.utils.flop_counter import flop_registry
 from workloads import WORKLOADS, Workload
 
 import xgemm_torch
-from xgemm_torch import environment, timing
+from xgemm_torch.tools import environment, timing
 
 if TYPE_CHECKING:
-    from xgemm_torch.console import Fitted
+    from xgemm_torch.tools.console import Fitted
 
 RATE = 217e12
 """FLOP/s of the FP32 product on an H200 with its operands decomposed: of 8192^3."""
@@ -201,7 +201,7 @@ def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict
 
 def table(record: dict[str, Any]) -> Fitted:
     """A row for each model."""
-    from xgemm_torch.console import Column, Fitted
+    from xgemm_torch.tools.console import Column, Fitted
 
     made = Fitted(
         f"A training step on {record['facts']['device']}, ms"
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="steps under torch.compile")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of each way")
     options = parser.parse_args(arguments)
-    from xgemm_torch.console import console
+    from xgemm_torch.tools.console import console
 
     if (options.json is None) == (options.show is None):
         parser.error("one of --json and --show")

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 import xgemm_torch
-from xgemm_torch import environment, timing, trials
-from xgemm_torch.contenders import Problem, Row, is_measured, keeps, rows_of
-from xgemm_torch.trials import TORCH_MM
+from xgemm_torch.tools import environment, timing, trials
+from xgemm_torch.tools.contenders import Problem, Row, is_measured, keeps, rows_of
+from xgemm_torch.tools.trials import TORCH_MM
 
 PRECISIONS = ("fp32", "ieee")
 # Where the rows' bits are compared with each other and with the CPU's, before anything is timed.

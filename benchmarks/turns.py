@@ -17,7 +17,7 @@ import provenance
 import torch
 from torch import Tensor
 
-from xgemm_torch import timing
+from xgemm_torch.tools import timing
 
 EMULATOR = "emulator: every access is checked, so this time is no performance"
 

@@ -27,18 +27,18 @@ import words  # noqa: E402
 
 from benchmarks import records, shapes  # noqa: E402
 from build_tools import library, ptxas, results  # noqa: E402
-from xgemm_torch import (  # noqa: E402
-    _C,
+from xgemm_torch import _C  # noqa: E402
+from xgemm_torch.course import (  # noqa: E402
     anatomy,
     counts,
     marks,
     pictures,
     sources,
     stage_code,
-    timing,
 )
+from xgemm_torch.course.stage_code import code, head, headers, predecessors, source_text  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
-from xgemm_torch.stage_code import code, head, headers, predecessors, source_text  # noqa: E402
+from xgemm_torch.tools import timing  # noqa: E402
 
 PAGES = ROOT / "docs" / "ladder"
 IMAGES = ROOT / "docs" / "images" / "ladder"

@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from benchmarks import kinds, records, shapes  # noqa: E402
-from xgemm_torch import explain_command, plotting  # noqa: E402
-from xgemm_torch.accuracy import Errors, broken  # noqa: E402
-from xgemm_torch.contenders import Problem, keeps, rows_of  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
-from xgemm_torch.timing import tflops  # noqa: E402
+from xgemm_torch.tools import explain_command, plotting  # noqa: E402
+from xgemm_torch.tools.accuracy import Errors, broken  # noqa: E402
+from xgemm_torch.tools.contenders import Problem, keeps, rows_of  # noqa: E402
+from xgemm_torch.tools.timing import tflops  # noqa: E402
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "measurements.md")
 CHART = ROOT / "docs" / "images" / "speed-and-error.svg"

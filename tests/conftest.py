@@ -75,7 +75,7 @@ def _stages_elsewhere() -> dict[str, str]:
     if not torch.cuda.is_available():
         return {}
     import xgemm_torch
-    from xgemm_torch.info import runs_on
+    from xgemm_torch.tools.info import runs_on
 
     major, minor = torch.cuda.get_device_capability()
     sm = 10 * major + minor

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import accuracy, environment
 from xgemm_torch.__main__ import main
+from xgemm_torch.tools import accuracy, environment
 
 U = 2.0**-24
 SMALL = ["--size", "24", "--k", "1", "33"]

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import anatomy, counts, limb_pictures, pictures, simt, timing
+from xgemm_torch import simt
+from xgemm_torch.course import anatomy, counts, limb_pictures, pictures
+from xgemm_torch.tools import timing
 
 SOURCES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
 STAGES = {stage.name: stage for stage in xgemm_torch.stages()}

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import accuracy, environment, marks, timing
+from xgemm_torch.course import marks
+from xgemm_torch.tools import accuracy, environment, timing
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks"

@@ -15,18 +15,11 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import (
-    accuracy,
-    environment,
-    explain_command,
-    info,
-    ladder,
-    ops,
-    race,
-    stage_code,
-)
+from xgemm_torch import ops
 from xgemm_torch.__main__ import COMMANDS, main
+from xgemm_torch.course import ladder, race, stage_code
 from xgemm_torch.explain import memory
+from xgemm_torch.tools import accuracy, environment, explain_command, info
 
 NAMES = [stage.name for stage in xgemm_torch.stages()]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -354,7 +347,7 @@ def test_precision_state_is_read_and_never_throws():
 def test_tf32_is_noticed_and_left_alone(setting, named):
     done = python(
         f"import torch\n{setting}\n"
-        "import xgemm_torch\nfrom xgemm_torch import environment\n"
+        "import xgemm_torch\nfrom xgemm_torch.tools import environment\n"
         "before = environment.fp32_state()\n"
         "print(environment.tf32_warnings(), environment.strict_reference())\n"
         "assert environment.strict_reference() is not None\n"
@@ -429,7 +422,7 @@ def test_threads_that_fetch_are_counted_beside_those_that_multiply():
 
 
 def test_ladder_of_a_gpu_as_a_picture(tmp_path):
-    from xgemm_torch import plotting
+    from xgemm_torch.tools import plotting
 
     rows = [ladder.describe(stage) for stage in xgemm_torch.stages()]
     for number, row in enumerate(rows):
@@ -450,7 +443,7 @@ def test_ladder_of_a_gpu_as_a_picture(tmp_path):
 
 def test_the_ladder_tells_strict_stages_by_their_colour():
     """And what the line of torch.mm runs through stands on white."""
-    from xgemm_torch import plotting
+    from xgemm_torch.tools import plotting
 
     rows = [ladder.describe(stage) for stage in xgemm_torch.stages()]
     for row in rows:

@@ -10,10 +10,11 @@ import torch
 from rich.console import Console
 
 import xgemm_torch
-from xgemm_torch import accuracy, console, counts, explain_command, info, ladder, race
 from xgemm_torch.__main__ import main
-from xgemm_torch.console import Column, Fitted
+from xgemm_torch.course import counts, ladder, race
 from xgemm_torch.explain import candidates_of
+from xgemm_torch.tools import accuracy, console, explain_command, info
+from xgemm_torch.tools.console import Column, Fitted
 from xgemm_torch.train import config, model, report
 
 ROOT = Path(__file__).parent.parent

@@ -24,7 +24,8 @@ from test_stages import on_every_device, run
 from torch import Tensor
 
 import xgemm_torch
-from xgemm_torch import accuracy, simt
+from xgemm_torch import simt
+from xgemm_torch.tools import accuracy
 
 STAGES = {stage.name: stage for stage in xgemm_torch.stages() if not stage.strict}
 ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]

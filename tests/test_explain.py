@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import explain_command
 from xgemm_torch.explain import memory
+from xgemm_torch.tools import explain_command
 
 
 def test_stages_are_the_operators():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import xgemm_torch
-from xgemm_torch import stage_code
+from xgemm_torch.course import stage_code
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 STAGES = xgemm_torch.stages()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import xgemm_torch
-from xgemm_torch import accuracy
+from xgemm_torch.tools import accuracy
 
 ACTIVATIONS = {
     "none": lambda x: x,

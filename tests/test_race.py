@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import counts, environment, ladder, marks, race, timing
 from xgemm_torch.__main__ import main
+from xgemm_torch.course import counts, ladder, marks, race
+from xgemm_torch.tools import environment, timing
 
 STAGES = xgemm_torch.stages()
 NAMES = [stage.name for stage in STAGES]
@@ -136,7 +137,7 @@ def test_roofs_without_a_gpu_are_the_marks_board(monkeypatch):
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_no_number_of_a_roofline_lies_on_another(timed):
-    from xgemm_torch import plotting
+    from xgemm_torch.tools import plotting
 
     rows = [{**ladder.describe(stage), "counts": counts.of(stage.name)} for stage in STAGES]
     rows = [row for row in rows if row["counts"]["counted"] and row["rung"]]
@@ -192,7 +193,7 @@ def test_lines_come_when_a_contender_is_through(capsys):
 def test_board_for_what_is_there(terminal, quiet, kind, monkeypatch):
     from rich.console import Console
 
-    from xgemm_torch import console
+    from xgemm_torch.tools import console
 
     monkeypatch.setattr(console, "console", lambda: Console(force_terminal=terminal))
     assert type(race.board(["a"], "x", quiet)) is kind

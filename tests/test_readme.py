@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import xgemm_torch
-from xgemm_torch import accuracy
 from xgemm_torch.__main__ import COMMANDS
-from xgemm_torch.contenders import keeps, rows_of
+from xgemm_torch.tools import accuracy
+from xgemm_torch.tools.contenders import keeps, rows_of
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))

@@ -11,8 +11,9 @@ from test_stages import on_every_device
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import xgemm_torch
-from xgemm_torch import accuracy, simt
+from xgemm_torch import simt
 from xgemm_torch.__main__ import main
+from xgemm_torch.tools import accuracy
 from xgemm_torch.train import config, data, job, loop, measure, report
 
 CERTIFY = [stage.name for stage in xgemm_torch.stages() if stage.unit_rows]

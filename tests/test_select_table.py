@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import trials
-from xgemm_torch.contenders import keeps, rows_of
+from xgemm_torch.tools import trials
+from xgemm_torch.tools.contenders import keeps, rows_of
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 SM_COUNT = 132

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import xgemm_torch
-from xgemm_torch import marks, sources
+from xgemm_torch.course import marks, sources
 
 STAGES = xgemm_torch.stages()
 

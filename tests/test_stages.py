@@ -23,7 +23,8 @@ from torch import Tensor
 
 import xgemm_torch
 from build_tools import ptxas
-from xgemm_torch import _C, contenders, simt
+from xgemm_torch import _C, simt
+from xgemm_torch.tools import contenders
 
 STAGE_FILES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
 U = 2.0**-24

@@ -12,7 +12,8 @@ from problems import LAYOUTS, normal, operands, right, same_bits
 from test_stages import run
 
 import xgemm_torch
-from xgemm_torch import _C, accuracy, simt
+from xgemm_torch import _C, simt
+from xgemm_torch.tools import accuracy
 
 # Those of emulated_wgmma.h, whose grids are persistent.
 STAGES = {

@@ -9,7 +9,8 @@ from xml.etree import ElementTree as Xml
 import numpy as np
 import pytest
 
-from xgemm_torch import plotting, svg
+from xgemm_torch.course import svg
+from xgemm_torch.tools import plotting
 
 PATH = "{http://www.w3.org/2000/svg}path"
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import console
 from xgemm_torch.__main__ import main
+from xgemm_torch.tools import console
 from xgemm_torch.train import checkpoint, config, data, job, loop, measure, model, report
 
 TINY = ["--size", "tiny", "--device", "cpu"]
@@ -562,7 +562,7 @@ def test_differences_and_speeds():
 
 @pytest.mark.parametrize("converted", [[3.0, 2.0, 1.0], [3.0, 2.5, 1.25]])
 def test_picture_of_equal_and_of_different_curves(converted, tmp_path):
-    from xgemm_torch import plotting
+    from xgemm_torch.tools import plotting
 
     plotting.training(summary_of([3.0, 2.0, 1.0], converted), tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 import xgemm_torch
-from xgemm_torch import contenders, info, trials, tune, tuned
+from xgemm_torch import tuned
 from xgemm_torch.__main__ import main
-from xgemm_torch.contenders import Problem, rows_of
+from xgemm_torch.tools import contenders, info, trials, tune
+from xgemm_torch.tools.contenders import Problem, rows_of
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 ROWS = {row.key: row for row in rows_of(xgemm_torch.stages())}
@@ -66,7 +67,7 @@ def file(tmp_path):
 def explained(m=1000, n=600, k=500, *, batch=1, precision="fp32", layout="NN", gpu=H200):
     """Auto's choice, as the explanation has it."""
     trans_a, trans_b = (letter == "T" for letter in layout)
-    from xgemm_torch.explain_command import choose
+    from xgemm_torch.tools.explain_command import choose
 
     return choose(
         m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, precision=precision, sm=gpu.sm,

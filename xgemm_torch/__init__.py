@@ -8,7 +8,9 @@ needs done once; ``stages()`` lists the kernels, ``explain(a, b)`` says which of
 The operators are ``torch.ops.xgemm.*``.
 
 The import registers operators and does nothing else: it starts no device and writes no setting.
-`SUBMODULES` are there as attributes, too, and imported when first asked for.
+Three rooms beside the runtime are imported when first asked for: ``tools`` (what the commands are
+made of: info, explain, tune, accuracy, timing), ``course`` (the ladder's counts, pictures, sources
+and races) and ``train``.
 """
 
 from __future__ import annotations
@@ -36,41 +38,11 @@ from .recomputed import Recomputed, count_recomputed
 from .registry import Stage, Tile, split_k_size, stages
 
 if TYPE_CHECKING:
-    from . import (  # noqa: F401
-        accuracy,
-        anatomy,
-        counts,
-        environment,
-        info,
-        ladder,
-        marks,
-        plotting,
-        race,
-        registry,
-        sources,
-        timing,
-        train,
-        tune,
-    )
+    from . import course, registry, tools, train  # noqa: F401
 
 __version__ = "0.1.0"
 
-SUBMODULES = (
-    "accuracy",
-    "anatomy",
-    "counts",
-    "environment",
-    "info",
-    "ladder",
-    "marks",
-    "plotting",
-    "race",
-    "registry",
-    "sources",
-    "timing",
-    "train",
-    "tune",
-)
+SUBMODULES = ("course", "registry", "tools", "train")
 
 __all__ = [
     "Candidate",

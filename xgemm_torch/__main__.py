@@ -15,12 +15,21 @@ from typing import Any
 
 COMMANDS = {
     "train": ("train.command", "train a small GPT, stock and converted, and compare the two"),
-    "info": ("info", "versions, build, GPUs, settings; --self-test runs every stage"),
-    "ladder": ("ladder", "every stage: idea, source, needs, tiles, speed or check on this machine"),
-    "explain": ("explain_command", "which kernel would run a product of M x N x K, and why"),
-    "tune": ("tune", "measure which row is fastest for M x N x K; auto goes by that from then on"),
+    "info": ("tools.info", "versions, build, GPUs, settings; --self-test runs every stage"),
+    "ladder": (
+        "course.ladder",
+        "every stage: idea, source, needs, tiles, speed or check on this machine",
+    ),
+    "explain": (
+        "tools.explain_command",
+        "which kernel would run a product of M x N x K, and why",
+    ),
+    "tune": (
+        "tools.tune",
+        "measure which row is fastest for M x N x K; auto goes by that from then on",
+    ),
     "accuracy": (
-        "accuracy",
+        "tools.accuracy",
         "errors beside the strict chain, TF32 and torch.mm, on all kinds of data",
     ),
 }
@@ -34,7 +43,7 @@ class _Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         """Print one line and end with exit code 0."""
-        print(importlib.import_module(".info", __package__).version())
+        print(importlib.import_module(".tools.info", __package__).version())
         parser.exit()
 
 

@@ -74,8 +74,8 @@ class Stage:
         rung: its number on the ladder; 0 for one that is for problems of some shapes, and no rung.
         idea: what is new in it, in a few words.
         source: the published kernels that it comes from, as in "S v7, X 06": a letter is a key of
-            `xgemm_torch.sources.SYSTEMS`, behind it stands the kernel's name there, and
-            `xgemm_torch.sources.of_stage` tells more of each; "this project" for none.
+            `xgemm_torch.course.sources.SYSTEMS`, behind it stands the kernel's name there, and
+            `xgemm_torch.course.sources.of_stage` tells more of each; "this project" for none.
         file: its source file under ``csrc/xgemm/stages``.
         min_sm: the least compute capability, as in 80 or 90; 0 for any.
         max_sm: the last compute capability; 0 for any.

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from .. import plotting, registry
-from ..console import console
+from .. import registry
+from ..tools import plotting
+from ..tools.console import console
 from . import checkpoint
 from . import config as configs
 from .job import Interrupted, Job

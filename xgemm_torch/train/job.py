@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 from tqdm import tqdm
 
-from .. import environment
+from ..tools import environment
 from . import checkpoint, measure, report
 from .config import RUNS, Config
 from .data import Corpus, load
@@ -233,7 +233,7 @@ class Job:
         checkpoint.write_text(self.folder / "sample.txt", finished["converted"]["sample"] + "\n")
         picture = None
         if self.plot:
-            from .. import plotting
+            from ..tools import plotting
 
             picture = self.folder / "curves.png"
             plotting.training(summary, picture)

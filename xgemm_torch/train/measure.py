@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xgemm_torch
 
-from ..explain_command import choose
 from ..registry import stages
+from ..tools.explain_command import choose
 from .config import Config
 from .data import Batches, Corpus
 from .loop import WARM_UP, StepClock, Trainer

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
-from ..console import Column, Fitted
+from ..tools.console import Column, Fitted
 from .config import RUNS, Config
 
 FINAL_STEPS = 20

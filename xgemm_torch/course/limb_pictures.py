@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..tools.plotting import BLUE, GREEN, GREY, GRID, INK, ORANGE, QUIET, new_figure
 from .anatomy import Anatomy
-from .plotting import BLUE, GREEN, GREY, GRID, INK, ORANGE, QUIET, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

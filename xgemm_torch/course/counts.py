@@ -9,10 +9,11 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from . import registry, simt, timing
+from .. import registry, simt
+from ..tools import timing
 
 if TYPE_CHECKING:
-    from .console import Fitted
+    from ..tools.console import Fitted
 
 # Whole tiles of every stage, as deep as the longest pipeline is (4 slices of 32); three seconds or
 # less to count.
@@ -117,7 +118,7 @@ def cells(told: dict[str, Any]) -> list[str]:
 
 def table(rows: Iterable[dict[str, Any]]) -> Fitted:
     """Make a table of the stages' ``counts``, which are all of one problem."""
-    from .console import Column, Fitted
+    from ..tools.console import Column, Fitted
 
     rows = [row for row in rows if row["counts"]]
     title = ""

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import arguments, counts, environment, info, plotting, stage_code, timing
-from .registry import Stage, stages
+from ..registry import Stage, stages
+from ..tools import arguments, environment, info, plotting, timing
+from . import counts, stage_code
 
 if TYPE_CHECKING:
-    from .console import Fitted
+    from ..tools.console import Fitted
 
 # The size of the published figures, and the largest that the slowest stage takes in half a second.
 SIZE = 4096
@@ -173,7 +174,7 @@ def _result(row: dict[str, Any], gpu: bool) -> list[str]:
 
 def table(facts: dict[str, Any]) -> Fitted:
     """Make a table of what `collect` gives."""
-    from .console import Column, Fitted
+    from ..tools.console import Column, Fitted
 
     gpu = facts["gpu"]
     at = f" at {facts['size']}³, {facts['layout']}" if gpu else ""
@@ -210,7 +211,7 @@ def show_diff(options: argparse.Namespace) -> int:
     lines = stage_code.diff(options.diff, stages())
     from rich.text import Text
 
-    from .console import console
+    from ..tools.console import console
 
     out = console()
     for line in lines:
@@ -242,7 +243,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts, indent=2))
         return 0 if well else 1
-    from .console import console
+    from ..tools.console import console
 
     out = console()
     out.print(table(facts))

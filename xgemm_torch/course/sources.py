@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .registry import Stage
+from ..registry import Stage
 
 
 @dataclass(frozen=True)

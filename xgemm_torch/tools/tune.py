@@ -19,7 +19,8 @@ import torch
 
 import xgemm_torch
 
-from . import arguments, environment, explain_command, registry, timing, trials, tuned
+from .. import registry, tuned
+from . import arguments, environment, explain_command, timing, trials
 from .contenders import LAYOUTS, Problem, Row, place, rows_of
 
 PRECISIONS = ("fp32", "ieee")

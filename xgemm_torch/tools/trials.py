@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import accuracy, ops, simt, timing
+from .. import ops, simt
+from ..registry import split_k_size
+from . import accuracy, timing
 from .contenders import Problem, Row, kind
-from .registry import split_k_size
 
 TORCH_MM = "torch.mm"
 # Of a result that the CPU computes again; of a batch's first and last.

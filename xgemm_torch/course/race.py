@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import counts, environment, ladder, marks, plotting, timing
-from .registry import stages
+from ..registry import stages
+from ..tools import environment, plotting, timing
+from . import counts, ladder, marks
 
 if TYPE_CHECKING:
-    from .console import Fitted
+    from ..tools.console import Fitted
 
 CUBLAS = "torch.mm"
 # Fused multiply-adds of FP32 that a multiprocessor starts each cycle; 128 where not listed.
@@ -101,7 +102,7 @@ def board(names: Sequence[str], unit: str, quiet: bool) -> Board:
     """Choose a board: none for JSON, bars on a terminal, lines elsewhere."""
     if quiet:
         return Board()
-    from .console import console
+    from ..tools.console import console
 
     return Bars(names, unit) if console().is_terminal else Lines(unit)
 
@@ -183,7 +184,7 @@ def _problem(facts: dict[str, Any]) -> str:
 
 def speed_table(facts: dict[str, Any]) -> Fitted:
     """Make a table of a race of time, as `collect` gives it."""
-    from .console import Column, Fitted
+    from ..tools.console import Column, Fitted
 
     table = Fitted(
         f"{_problem(facts)}, FP32, on {facts['device']}",
@@ -214,7 +215,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**facts, "png": str(path)}, indent=2))
         return 0
-    from .console import console
+    from ..tools.console import console
 
     out = console()
     if facts["gpu"]:

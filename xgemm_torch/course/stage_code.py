@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .registry import Stage
+from ..registry import Stage
 
-SOURCE = Path(__file__).resolve().parents[1] / "csrc" / "xgemm"
+SOURCE = Path(__file__).resolve().parents[2] / "csrc" / "xgemm"
 # Of headers in these rooms a stage's code is made; what the others have, all stages share.
 ROOMS = ("mainloop", "epilogue")
 TAGS = ("arch", "against", "first", "registers", "origin")

@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _compiled() -> tuple[Any, str | None]:
     """Give the compiled module and None, or None and why it does not load."""
     try:
-        return import_module("._C", __package__), None
+        return import_module("xgemm_torch._C"), None
     except ImportError as error:
         return None, str(error)
 
@@ -47,7 +47,7 @@ def version() -> str:
         else "no CUDA kernels" if module
         else f"the compiled module does not load: {error}"
     )  # fmt: skip
-    number = import_module(__package__).__version__
+    number = import_module("xgemm_torch").__version__
     return f"xgemm_torch {number}, torch {torch.__version__}, {kernels}"
 
 
@@ -79,7 +79,7 @@ def _gpus(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _tuned(gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """Say which file of tuned problems is read, and how many of its records are for which GPU."""
-    from . import tuned
+    from .. import tuned
 
     file = tuned.path()
     if file is None:
@@ -133,7 +133,8 @@ def self_test(begins: Callable[[str], object] | None = None) -> list[dict[str, A
     Returns:
         A row for each stage and device: ``stage``, ``device``, ``ok``, ``detail``.
     """
-    from . import accuracy, ops, registry
+    from .. import ops, registry
+    from . import accuracy
 
     m, n, k = SELF_TEST_SIZES
     generator = torch.Generator().manual_seed(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from . import registry
+from .. import registry
 
 # By number: +2 where A, +1 where B transposed, is contiguous along k.
 LAYOUTS = ("TN", "TT", "NN", "NT")

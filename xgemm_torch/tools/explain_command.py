@@ -8,9 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _C, _checks, arguments, timing
-from .explain import BASES, Candidate, candidates_of, memory, read
-from .registry import tile_name
+from .. import _C, _checks
+from ..explain import BASES, Candidate, candidates_of, memory, read
+from ..registry import tile_name
+from . import arguments, timing
 
 if TYPE_CHECKING:
     from .console import Fitted

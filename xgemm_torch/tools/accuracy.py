@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import arguments, environment, info, ops, plotting, simt, timing
-from .explain import explain
-from .recomputed import count_recomputed
-from .registry import stages
+from .. import ops, simt
+from ..explain import explain
+from ..recomputed import count_recomputed
+from ..registry import stages
+from . import arguments, environment, info, plotting, timing
 
 if TYPE_CHECKING:
     from .console import Fitted

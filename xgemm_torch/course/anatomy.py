@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from . import counts, simt, timing
-from .registry import Stage, Tile
+from .. import simt
+from ..registry import Stage, Tile
+from ..tools import timing
+from . import counts
 
 Ints = NDArray[np.int32]
 

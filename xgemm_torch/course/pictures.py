@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..tools.plotting import BLUE, GREEN, GREY, GRID, INK, ORANGE, QUIET, RED, new_figure, save
 from . import limb_pictures, svg
 from .anatomy import BANKS, WARP, Anatomy, Words
-from .plotting import BLUE, GREEN, GREY, GRID, INK, ORANGE, QUIET, RED, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""The ladder to look at: its counts, pictures, sources, code, marks and races."""
