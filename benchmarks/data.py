@@ -111,7 +111,7 @@ def check(p: Problem, stage: str, a: Tensor, b: Tensor) -> dict[str, Any]:
     exact = accuracy.Exact(a[rows], b)
     found, its = exact.errors(result[rows]), exact.errors(chain[rows])
     terms = accuracy.broken(found, its)
-    terms.pop("astray", None)  # of these rows; below, of all
+    terms.pop("misplaced", None)  # of these rows; below, of all
     misplaced = int((differs & special).sum())
     selections = int(rows_of_one.sum() + columns_of_one.sum())
     inexact = int((differs.any(1) & rows_of_one).sum() + (differs.any(0) & columns_of_one).sum())
@@ -192,7 +192,7 @@ def cells_of(record: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def table(record: Mapping[str, Any]) -> Fitted:
-    """A row for each kind: times beside normal data's and torch.mm's, errors, what is astray."""
+    """A row for each kind: times beside normal data's and torch.mm's, errors, what is misplaced."""
     from xgemm_torch.tools.console import Column, Fitted
 
     facts = record["facts"]

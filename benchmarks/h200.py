@@ -4,7 +4,7 @@
 
 For each size and layout the strict stages' results must be equal to each other in every bit, within
 the float64 bound, and, on a few rows, equal to the strict chain on the CPU. Those of the others
-must be as accurate as the chain: the promise of xgemm_torch.tools.accuracy. Then the stages and
+must be as accurate as the chain: the contract of xgemm_torch.tools.accuracy. Then the stages and
 torch.mm take turns: CUDA-graph replays over rotating operands of random normal data, chip hot,
 median. A short table comes last: shares of torch.mm, against the marks of xgemm_torch.course.marks.
 
@@ -102,7 +102,7 @@ def check(stages: list[str], size: int, layout: str, device: str = "cuda") -> di
 
 
 def errors(stages: list[str], layout: str, a: Tensor, b: Tensor) -> dict[str, Any]:
-    """Give the errors of the chain and of stages; of these, the terms they break of the promise."""
+    """Give the errors of the chain and of stages; of these, the contract's terms they break."""
     trans_a, trans_b = timing.LAYOUTS[layout]
     plain = a.t() if trans_a else a, b.t() if trans_b else b
     exact = accuracy.Exact(*plain)

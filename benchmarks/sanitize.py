@@ -1,4 +1,4 @@
-"""Every row of every stage once over small ragged problems on a GPU, for compute-sanitizer.
+"""Every row of every stage once over small partial tiles on a GPU, for compute-sanitizer.
 
     for tool in memcheck racecheck initcheck synccheck; do
       PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $tool --error-exitcode 1 \\

@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="write nothing")
     parser.add_argument("--folds", type=int, default=FOLDS, help="of the cross-validation; 0: none")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # a step's tensors are too small to be shared out
+    torch.set_num_threads(1)  # a step's tensors are too small for several threads
     return run(options.records, None if options.dry else options.out, options.folds)
 
 

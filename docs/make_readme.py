@@ -326,7 +326,7 @@ def outside_contract() -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
     for _, kind, cell in data_cells():
         # Of infinities and NaN the record has one count of its own.
-        mine, chain = (Errors(**{"astray": 0, **cell[whose]}) for whose in ("errors", "chain"))
+        mine, chain = (Errors(**{"misplaced": 0, **cell[whose]}) for whose in ("errors", "chain"))
         if broken(mine, chain) or cell["misplaced"]:
             rms, largest = found.get(kind, (0.0, 0.0))
             found[kind] = max(rms, mine.rms), max(largest, mine.largest)

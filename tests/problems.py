@@ -172,7 +172,7 @@ def exact(
 def right(
     stage: str, got: Tensor, a: Tensor, b: Tensor, c: Tensor | None = None, **options: Any
 ) -> bool:
-    """Whether a stage's result keeps what it promises of each element by itself.
+    """Whether a stage's result keeps what it guarantees of each element by itself.
 
     A strict stage has the bits of one chain, or of the sum of several if it splits. Another is
     within (34 + K / 16) u of |A| |B|: more than is ever found, and a hundredth of what a lost limb

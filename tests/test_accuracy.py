@@ -24,8 +24,8 @@ def tf32_product(a, b):
 @pytest.fixture
 def only_sgemm(monkeypatch):
     """The stages are computed in test_emulated.py."""
-    real = accuracy.promised("cpu")["sgemm"]
-    monkeypatch.setattr(accuracy, "promised", lambda device: {"sgemm": real})
+    real = accuracy.under_contract("cpu")["sgemm"]
+    monkeypatch.setattr(accuracy, "under_contract", lambda device: {"sgemm": real})
 
 
 @pytest.mark.parametrize("name", accuracy.DISTRIBUTIONS)
@@ -54,7 +54,7 @@ def test_errors_of_known_results():
     assert found == accuracy.Errors(0.0, 0.0, 0.0, 2)
     # A sum of zeros is zero, and nothing else.
     zeros = torch.zeros(2, 4)
-    assert accuracy.errors(torch.tensor([[0.0, -0.0], [1e-45, 0.0]]), zeros, b).astray == 1
+    assert accuracy.errors(torch.tensor([[0.0, -0.0], [1e-45, 0.0]]), zeros, b).misplaced == 1
 
 
 def test_tf32_rounds_to_nearest_even():
@@ -75,18 +75,20 @@ def test_tf32_rounds_to_nearest_even():
     assert accuracy.tf32(large).tolist() == [math.inf, math.inf, -math.inf]
 
 
-def test_the_promise_has_four_terms():
+def test_the_contract_has_four_terms():
     chain = accuracy.Errors(2.0, 8.0, -5.0, 3)
 
     def terms(chain=chain, **changes):
-        found = accuracy.Errors(**{"rms": 2.0, "largest": 12.0, "mean": 5.0, "astray": 3} | changes)
+        found = accuracy.Errors(
+            **{"rms": 2.0, "largest": 12.0, "mean": 5.0, "misplaced": 3} | changes
+        )
         return set(accuracy.broken(found, chain))
 
     assert terms() == set()
     assert terms(rms=2.01) == {"rms"}
     assert terms(largest=12.1) == {"largest"}
     assert terms(mean=-5.1) == {"mean"}
-    assert terms(astray=2) == {"astray"}
+    assert terms(misplaced=2) == {"misplaced"}
     assert terms(rms=math.nan) == {"rms"}
     none = accuracy.Errors(0.0, 0.0, 0.0, 3)
     assert terms(none, rms=1.6, largest=8.0, mean=-4.0) == set()
@@ -120,25 +122,25 @@ def test_distributions_are_what_they_are_called():
 
 @pytest.mark.parametrize("name", accuracy.DISTRIBUTIONS)
 def test_coarser_products_are_found(name, monkeypatch):
-    """What does not keep the promise is seen on every distribution, also in a few elements."""
-    monkeypatch.setattr(accuracy, "promised", lambda device: {"coarse": tf32_product})
+    """What does not keep the contract is seen on every distribution, also in a few elements."""
+    monkeypatch.setattr(accuracy, "under_contract", lambda device: {"coarse": tf32_product})
     row = accuracy.measure(name, 150, size=20)
     assert set(row["broken"]["coarse"]) >= {"rms", "largest"}
     assert row["errors"]["coarse"] == row["errors"]["TF32"]
 
 
-def test_the_chain_keeps_its_own_promise(monkeypatch):
+def test_the_chain_keeps_its_own_contract(monkeypatch):
     ieee = {"strict": lambda a, b: xgemm_torch.sgemm(a, b, precision="ieee")}
-    monkeypatch.setattr(accuracy, "promised", lambda device: ieee)
+    monkeypatch.setattr(accuracy, "under_contract", lambda device: ieee)
     for name in accuracy.DISTRIBUTIONS:
         assert accuracy.measure(name, 150, size=20)["broken"] == {}
 
 
-def test_the_promise_is_asked_of_all_that_give_it():
+def test_the_contract_is_asked_of_all_that_give_it():
     others = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
-    assert list(accuracy.promised("cpu")) == ["sgemm", *others]
+    assert list(accuracy.under_contract("cpu")) == ["sgemm", *others]
     a, b = torch.ones(3, 4), torch.ones(4, 5)
-    for product in accuracy.promised("cpu").values():
+    for product in accuracy.under_contract("cpu").values():
         assert torch.equal(product(a, b), torch.full((3, 5), 4.0))
 
 
@@ -162,15 +164,15 @@ def test_the_command_as_a_table(capsys):
     assert main(["accuracy", *SMALL]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in (*accuracy.DISTRIBUTIONS, "chain", "TF32", "sgemm"))
-    assert "The promise is kept" in text
+    assert "The contract is kept" in text
 
 
-def test_a_broken_promise_is_the_exit_code(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(accuracy, "promised", lambda device: {"coarse": tf32_product})
+def test_a_broken_contract_is_the_exit_code(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(accuracy, "under_contract", lambda device: {"coarse": tf32_product})
     arguments = ["accuracy", "--size", "8", "--k", "40", "--png", str(tmp_path / "a.png")]
     assert main(arguments) == 1
     text = capsys.readouterr().out
-    assert "The promise is broken" in text
+    assert "The contract is broken" in text
     assert "coarse, wide, K = 40: rms" in " ".join(text.split())
 
 

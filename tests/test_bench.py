@@ -404,7 +404,7 @@ def test_kinds_of_narrow_problems(kinds, m, n, k):
             assert a.numel() == m * k and b.numel() == k * n
 
 
-def test_what_kinds_promise_of_their_data(kinds):
+def test_what_kinds_guarantee_of_their_data(kinds):
     p = small(kinds, m=64, n=48, k=80)
     of = {name: kinds.operands(name, p, "cpu") for name in kinds.KINDS}
     assert ((of["one-hot"][0] != 0).sum(1) == 1).all()

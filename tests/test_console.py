@@ -42,8 +42,8 @@ def ladder_facts(gpu):
 
 
 def accuracy_facts():
-    one = {"rms": 1912.3, "largest": 12345678.0, "mean": -0.000123456, "astray": 12345}
-    methods = ("chain", "torch.mm", "TF32", *accuracy.promised("cpu"))
+    one = {"rms": 1912.3, "largest": 12345678.0, "mean": -0.000123456, "misplaced": 12345}
+    methods = ("chain", "torch.mm", "TF32", *accuracy.under_contract("cpu"))
     rows = [
         {"distribution": name, "k": k, "errors": dict.fromkeys(methods, one), "broken": {},
          "recomputed": {"wgmma_fp16x3": 32768}, "units": {"wgmma_fp16x3": 32768}}

@@ -1,7 +1,7 @@
 """Stages that multiply limbs of FP32 numbers, or add in another order: as accurate as the strict
 chain, on any operands.
 
-Every row of their tile tables is held to the promise of precision="fp32", which is about many
+Every row of their tile tables is held to the contract of precision="fp32", which is about many
 elements (`accuracy.broken`), and to a bound on each (`problems.right`). Samples are one tile of the
 row, which the emulator computes whole anyway: 8192 elements and more, whose root mean square is
 known within 1%, 3% where tails are long. SLACK is for that; the largest error needs none, as half
@@ -45,13 +45,13 @@ def chain(a: Tensor, b: Tensor) -> Tensor:
 
 
 def broken(name: str, a: Tensor, b: Tensor, got: Tensor) -> dict[str, str]:
-    """Terms of the promise that a product of these operands breaks."""
+    """Terms of the contract that a product of these operands breaks."""
     exact = accuracy.Exact(a, b)
     found, measure = exact.errors(got), exact.errors(chain(a, b))
     return accuracy.broken(found, measure, SLACK)
 
 
-# ------------------------------------------------------------------------------ the promise
+# ------------------------------------------------------------------------------ the contract
 
 
 @on_every_device

@@ -237,7 +237,7 @@ def test_ieee_and_the_strict_stages_have_the_same_bits():
 
 @pytest.mark.parametrize("name", problems.EMULATED)
 def test_a_stage_with_other_bits_refuses_ieee(name):
-    """On every device, and where nothing is computed: a promise is not a matter of sizes."""
+    """On every device, and where nothing is computed: a contract is not a matter of sizes."""
     a, b, _ = problems.operands(3, 4, 5)
     for left, right in ((a, b), (a[:0], b), (a.to("meta"), b.to("meta"))):
         for call in (op(name), functools.partial(op("sgemm"), kernel=name)):

@@ -577,7 +577,7 @@ def test_wrong_products():
         (lambda: torch.ops.xgemm.sgemm(x, packed), TypeError, "takes no PackedWeight"),
         (
             lambda: xgemm_torch.linear(x, packed, kernel=PACKS[0], precision="ieee"),
-            ValueError, "other bits than precision='ieee' promises",
+            ValueError, "other bits than precision='ieee' guarantees",
         ),
     ]:  # fmt: skip
         with pytest.raises(kind, match=text):

@@ -389,7 +389,7 @@ def test_kinds_of_data_outside_the_contract_are_named():
     for by_kind in newest("data")["cells"].values():
         for kind, cell in by_kind.items():
             found, chain = (
-                accuracy.Errors(**{"astray": 0, **cell[whose]}) for whose in ("errors", "chain")
+                accuracy.Errors(**{"misplaced": 0, **cell[whose]}) for whose in ("errors", "chain")
             )
             if accuracy.broken(found, chain) or cell["misplaced"]:
                 outside.setdefault(kind, []).append(found.rms)

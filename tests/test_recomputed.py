@@ -158,9 +158,9 @@ def test_not_inside_a_transform():
 @pytest.fixture
 def only_one(monkeypatch):
     """Of the stages that certify the one that the emulator is quickest with."""
-    real = accuracy.promised("cpu")
+    real = accuracy.under_contract("cpu")
     some = {name: real[name] for name in ("sgemm", "mma_fp16x3")}
-    monkeypatch.setattr(accuracy, "promised", lambda device: some)
+    monkeypatch.setattr(accuracy, "under_contract", lambda device: some)
 
 
 @pytest.mark.usefixtures("only_one")
@@ -190,11 +190,11 @@ def test_accuracy_says_what_was_made_anew(capsys):
 
 
 def test_accuracy_has_no_column_of_zeros():
-    one = {"rms": 1.0, "largest": 2.0, "mean": 0.0, "astray": 0}
+    one = {"rms": 1.0, "largest": 2.0, "mean": 0.0, "misplaced": 0}
     row = {"distribution": "normal", "k": 5, "errors": {"mma_fp16x3": one}, "broken": {}}
     row["recomputed"] = {"mma_fp16x3": 0}
     facts = {"size": 5, "layout": "NN", "device": "cpu", "rows": [row]}
-    assert accuracy.table(facts).columns[-1].heading == "astray"
+    assert accuracy.table(facts).columns[-1].heading == "misplaced"
 
 
 # train

@@ -294,7 +294,7 @@ LEAST = {
     "cp_async_pipelined 4": Least(0.74, 39.5),
     "cp_async_pipelined 5": Least(0.71, 40),
     "tma_specialized 0": Least(0.93, 58),
-    # Where tiles are taken whole, 2% slower at 1024 than with 55.4; and where they are shared out.
+    # Where tiles are taken whole, 2% slower at 1024 than with 55.4; and where they are cut along K.
     "tma_specialized 1": Least(0.89, 53.4),
     "tma_specialized 1 true": Least(0.89, 55.3),
     # The splits: what sees tiny, zero and infinite elements lies in the loop, and is jumped over.
@@ -472,7 +472,7 @@ def test_the_command(monkeypatch, capsys):
     assert list(sass.disassemble(CUOBJDUMP, path, "sm_75")) == []
 
 
-def test_a_measurement_stands_beside_the_kernel_that_promises_most(monkeypatch, tmp_path):
+def test_a_measurement_stands_beside_the_kernel_predicted_fastest(monkeypatch, tmp_path):
     fast = function(f"a: {F}", F, F, "@P0 BRA a")
     slow = function(f"a: {F}", "NOP", "NOP", "@P0 BRA a")
     other = function(f"a: {F}", *[F] * 9, "@P0 BRA a")
@@ -502,7 +502,7 @@ def test_a_measurement_stands_beside_the_kernel_that_promises_most(monkeypatch, 
     monkeypatch.setattr(sass.cuda_toolkit, "find_disassembler", lambda root: Path("cuobjdump"))
     monkeypatch.setattr(sass, "_kernels", found)
     records = sass.report(root=tmp_path)
-    # Nothing is promised of tensor cores, so there is nothing to compare.
+    # Nothing is predicted of tensor cores, so there is nothing to compare.
     assert [(r["kernel"], r["product"], r["measured"]) for r in records] == [
         ("kernel<0,true,false>", "FFMA", None), ("kernel<1,true,false>", "FFMA", 7.5),
         ("kernel<0>", "HMMA", None),

@@ -346,7 +346,7 @@ def test_a_right_kernel_needs_all_its_sites(probe, site, order):
 
 # Of k, in a chain of the stages that make several.
 SPLIT_K_SIZE = 32
-# Of multiprocessors: few enough that a deep product is shared out among clusters of two, too.
+# Of multiprocessors: few enough that a deep product is cut among clusters of two, too.
 FEW = 4
 # What operands hold.
 WAYS_DATA = ("normal", "graded", "given")
@@ -417,7 +417,7 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
         return [shallow, Way(69, size=(301, 307), sm_count=1)]
     if stage.strict:
         return [shallow]
-    if stage.name == "wgmma_narrow":  # K shared out, in shares longer than the ring, and in one
+    if stage.name == "wgmma_narrow":  # K cut, in slices longer than the ring, and in one
         return [shallow, Way(6000), Way(20, batch=2)]
     # More units than blocks that make them anew.
     many = (FEW + 1, 2 * FEW) if any(t.producers for t in stage.tiles) else (2 * FEW,)

@@ -2,7 +2,7 @@
 
 The oracle is one chain of fused multiply-adds; that in turn is held against libm's fmaf here. Bits
 are compared as integers, so that -0 is not 0. A stage that is not strict is held to a bound on the
-error of each element (`problems.right`); test_emulated.py has what it promises besides.
+error of each element (`problems.right`); test_emulated.py has what it guarantees besides.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ ROWS = [(stage.name, row) for stage in xgemm_torch.stages() for row in range(len
 def test_products_of_every_row(stage, row, layout, device):
     """Every tile of a stage's table is right, also where another would be chosen.
 
-    Small, ragged, and whole: without an edge, and with slices for more than all buffers.
+    Small, of partial tiles, and whole: without an edge, and with slices for more than all buffers.
     """
     tile = next(s for s in xgemm_torch.stages() if s.name == stage).tiles[row]
-    ragged = (tile.BM + 1, tile.BN + 5, 2 * tile.BK + 3)
+    partial = (tile.BM + 1, tile.BN + 5, 2 * tile.BK + 3)
     whole = (tile.BM, tile.BN, tile.BK * (tile.buffers + 2))
-    cases = [((33, 31, 17), "plain"), (ragged, "plain"), (whole, "plain"), (whole, "offset")]
+    cases = [((33, 31, 17), "plain"), (partial, "plain"), (whole, "plain"), (whole, "offset")]
     with simt.configure(row=row):
         for shape, view in cases:
             data = problems.TELLING[stage]
@@ -394,7 +394,7 @@ def test_products_wait_for_what_is_before_them(stage, way):
 
 @on_every_stage
 @pytest.mark.gpu
-def test_gpu_has_the_host_flavours_bits(stage):
+def test_gpu_has_the_emulators_bits(stage):
     """Random problems: views, layouts, batches, alpha, beta, and any row of the tile table.
 
     200 of them; 50 where the emulator computes tensor cores bit by bit.

@@ -1,6 +1,6 @@
 """Tiles that make no whole wave are cut along K among all clusters (stream_k.h).
 
-The emulator stands for GPUs of few multiprocessors, so that small problems are shared out.
+The emulator stands for GPUs of few multiprocessors, so that small problems are cut along K.
 First those whose sums are added up; then strict ones, where a chain goes on in another block.
 """
 
@@ -20,7 +20,7 @@ STAGES = {
     s.name: s for s in xgemm_torch.stages() if not s.strict and any(t.by_tma for t in s.tiles)
 }
 ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]
-# (M, N, K): a tile or two for three clusters; tiles for whole rounds and a part of one.
+# (M, N, K): a tile or two for three clusters; tiles for whole waves and a part of one.
 SHAPES = [(70, 40, 1600), (33, 200, 1600), (400, 100, 1600)]
 
 on_every_row = pytest.mark.parametrize("stage, row", ROWS)
@@ -52,7 +52,7 @@ def test_shares_add_up(stage, row, shape):
 
 
 @on_every_row
-def test_the_promise_holds_of_shares(stage, row):
+def test_the_contract_holds_of_shares(stage, row):
     m, n, k = STAGES[stage].tiles[row].BM, STAGES[stage].tiles[row].BN, 1500
     for name in ("normal", "relu", "scaled"):
         a, b = accuracy.DISTRIBUTIONS[name].make(accuracy.Draw("cpu", 3), m, n, k)
@@ -90,7 +90,7 @@ def test_the_owner_has_the_epilogue(stage, row):
 @on_every_row
 def test_wide_operands_are_shared_out(stage, row):
     """What parts cannot give is left to a chain by whoever stores a tile; or, where the verdict on
-    the whole picks three parts, that product is shared out, too."""
+    the whole picks three parts, that product is cut along K, too."""
     a, b, _ = operands(70, 40, 1600, data="wide")
     with simt.configure(row=row, sm_count=few(stage, row)):
         assert right(stage, run(stage, a, b), a, b)
@@ -110,7 +110,7 @@ def test_shallow_products_are_left_whole(stage, row):
 
 @on_every_row
 def test_nearly_whole_waves_are_left_whole(stage, row):
-    """Two tiles for three clusters: shared out, each of them would read slices of its own."""
+    """Two tiles for three clusters: cut, each of them would read slices of its own."""
     a, b, _ = operands(60, 200, 700)
     _C.simt_forget_sites()
     with simt.configure(row=row, sm_count=few(stage, row)):
@@ -135,7 +135,7 @@ on_every_chain = pytest.mark.parametrize(
 
 
 def size(stage: str, row: int, more: int, k: int = DEEP) -> tuple[int, int, int]:
-    """M, N, K, ragged, of as many tiles as run at a time and `more`, or one more than that."""
+    """M, N, K, partial tiles, of as many as run at a time and `more`, or one more than that."""
     tile = CHAINS[stage].tiles[row]
     columns = -(-(FEW * tile.min_blocks + more) // 2)
     return tile.BM + 5, columns * tile.BN - 3, k
@@ -173,7 +173,7 @@ def test_a_chain_goes_on_in_any_view(stage, row, layout, view):
 @on_every_chain
 @pytest.mark.parametrize("more", range(1, 5))
 def test_rounds_before_the_last_two(stage, row, more):
-    """Tiles for one or two whole rounds and a part of one; none is left for the last of these."""
+    """Tiles for one or two whole waves and a part of one; none is left for the last of these."""
     blocks = FEW * CHAINS[stage].tiles[row].min_blocks
     a, b, _ = operands(*size(stage, row, blocks * (more % 2) + more))
     with simt.configure(row=row, sm_count=FEW):
@@ -209,7 +209,7 @@ def test_who_ends_a_chain_has_the_epilogue(stage, row, activation):
 
 @on_every_chain
 def test_chains_that_are_left_whole(stage, row):
-    """What is shallow, what makes whole rounds, and what has fewer tiles than blocks."""
+    """What is shallow, what makes whole waves, and what has fewer tiles than blocks."""
     tile = CHAINS[stage].tiles[row]
     few = FEW * tile.min_blocks
     for m, n, k in [

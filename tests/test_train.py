@@ -495,7 +495,7 @@ def test_a_run_that_diverges_is_told_in_a_line(tmp_path, capsys):
     assert re.fullmatch("error: train: the loss of step . is nan; a smaller --lr may help", last)
 
 
-def test_training_through_the_host_flavour_is_refused(tmp_path, capsys):
+def test_training_through_the_emulator_is_refused(tmp_path, capsys):
     arguments = ["train", "--size", "nano", "--kernel", "naive", "--out", str(tmp_path / "run")]
     assert main(arguments) == 2
     assert "--check-kernel naive" in capsys.readouterr().err

@@ -406,7 +406,7 @@ def test_nothing_else_is_changed(file):
     assert explained() == plain
 
 
-def test_the_promise_is_kept_whatever_the_file_says(file):
+def test_the_contract_is_kept_whatever_the_file_says(file):
     parts = [key for key, row in ROWS.items() if not row.strict]
     before = chosen(precision="ieee")
     tuned.add(file, [record(dict.fromkeys(parts, 1.0), precision="ieee")])

@@ -26,7 +26,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 # Stages that could not be registered, and why.
 _LEFT_OUT = left_out()
-# Stages that do not keep what precision="ieee" promises.
+# Stages that do not keep what precision="ieee" guarantees.
 _OTHER_BITS = frozenset(stage.name for stage in stages() if not stage.strict)
 
 
@@ -139,7 +139,7 @@ def check_options(
 
     Raises:
         TypeError: one is no string.
-        ValueError: one is unknown, or the kernel does not keep what the precision promises.
+        ValueError: one is unknown, or the kernel does not keep what the precision guarantees.
     """
     for arg, value in (("kernel", kernel), ("precision", precision), ("activation", activation)):
         _string(name, arg, value)
@@ -161,7 +161,7 @@ def check_options(
     stage = name if kernel == "auto" else kernel
     if precision == "ieee" and stage in _OTHER_BITS:
         raise ValueError(
-            f"{name}: {stage} has other bits than precision='ieee' promises; "
+            f"{name}: {stage} has other bits than precision='ieee' guarantees; "
             "kernel='auto' takes a stage that has them"
         )
 

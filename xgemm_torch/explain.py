@@ -21,7 +21,7 @@ _ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H20
 BASES = {
     "tuned": ("tuned", "this problem on this GPU, measured by its user"),
     "estimated": ("estimated", "what its time is made of, at costs fitted to measurements"),
-    "rate": ("rate", "the speed that the tile's row states, in whole rounds of blocks"),
+    "rate": ("rate", "the speed that the tile's row states, in whole waves of blocks"),
 }
 
 
@@ -33,7 +33,7 @@ class Candidate:
         kernel: the stage's name.
         row: which row of the stage's tile table.
         tile: that row.
-        legal: whether "auto" may take it: it can run there, and keeps the precision's promise.
+        legal: whether "auto" may take it: it can run there, and keeps the precision's contract.
         able: whether it can run there, as it does where the stage is asked for by its name.
         why: why it is not legal; empty when it is.
         blocks: thread blocks in the grid; 0 when not able.
@@ -41,7 +41,7 @@ class Candidate:
         predicted_us: its time in microseconds, or an estimate that is good for comparing rows; None
             where there is none.
         basis: what that time rests on: "tuned", this problem on this GPU, measured by its user
-            (`xgemm_torch.tuned`); "estimated", the terms of its time (launches, rounds of blocks,
+            (`xgemm_torch.tuned`); "estimated", the terms of its time (launches, waves of blocks,
             K, memory) at costs that were fitted to measurements of many problems; "rate", the speed
             that the tile's row states.
         by_name: whether this row runs when the stage is called by its name.
@@ -84,7 +84,7 @@ class Explanation:
     Attributes:
         m, n, k, batch: the problem's sizes.
         device: where it would run, in words.
-        precision: the promise asked for.
+        precision: the contract asked for.
         kernel: the stage that would run, or "aten" for ATen's BLAS, "fmaf chain" for the native
             chain of fused multiply-adds of a CPU, "none" where nothing would.
         why: one sentence.

@@ -1,4 +1,4 @@
-"""Controls of the host SIMT flavour, in which a stage's CUDA source runs on the CPU.
+"""Controls of the emulator, in which a stage's CUDA source runs on the CPU.
 
 It runs a stage's threads in an order of its own choosing and reports races, divergent barriers,
 deadlocks, and accesses that are out of bounds or misaligned, as a RuntimeError with file and line.

@@ -3,7 +3,7 @@
 ``python -m xgemm_torch tune`` writes it. The one at `path` is read when a kernel is first to run on
 a CUDA tensor, and at exactly those problems ``auto`` takes what was fastest there, and a stage that
 is called by its name its own fastest tile; `load` and `clear` change that at any time, from any
-thread. Rows that are gone, that cannot run, or that would break the precision's promise are passed
+thread. Rows that are gone, that cannot run, or that would break the precision's contract are passed
 over: the bits of "ieee" are the same with any file.
 """
 

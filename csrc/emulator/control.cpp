@@ -52,7 +52,7 @@ std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& 
 
 void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, const Gemm& g,
            Context context) {
-  // As aligned as an allocator of device memory promises: sectors count from there.
+  // As aligned as an allocator of device memory guarantees: sectors count from there.
   struct alignas(512) Chunk {
     char bytes[512];
   };

@@ -141,8 +141,8 @@ std::vector<float> from_halves(bool bf16, const std::vector<uint16_t>& x);
 std::vector<float> tensor_core_step(bool bf16, const std::vector<uint16_t>& a,
                                     const std::vector<uint16_t>& b, std::vector<float> acc);
 
-// Runs one of the small kernels of host/probes*.cu. It throws when a planted fault is found, as it
-// must be, and lets a right kernel pass.
+// Runs one of the small kernels of emulator/probes*.cu. It throws when a planted fault is found, as
+// it must be, and lets a right kernel pass.
 void probe(const std::string& name);
 struct ProbeName {
   std::string name;

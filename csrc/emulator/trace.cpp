@@ -115,7 +115,7 @@ std::vector<Place> Sites::places() const {
 
 SmallProblem::SmallProblem(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b) {
   if (m < 1 || n < 1 || k < 1) throw std::invalid_argument("simt: sizes must be positive");
-  // What an allocator of device memory promises: sectors and 16-byte accesses count from there.
+  // What an allocator of device memory guarantees: sectors and 16-byte accesses count from there.
   constexpr int64_t kAlign = 512 / sizeof(float);
   const auto room = [](int64_t floats) { return (floats + kAlign - 1) / kAlign * kAlign; };
   const int64_t sizes[] = {room(m * k), room(k * n), room(m * n)};

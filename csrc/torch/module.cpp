@@ -1,5 +1,5 @@
-// The Python module xgemm_torch._C: what the library knows of itself, as JSON, and the host
-// flavour's controls.
+// The Python module xgemm_torch._C: what the library knows of itself, as JSON, and the
+// emulator's controls.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -519,8 +519,8 @@ PyMethodDef methods[] = {
      "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
      "strict=False, workspace=-1, a_bs=0, b_bs=0, gpu=\"\") -> JSON: the choice and all its "
      "candidates; workspace: the bytes of it that there is memory for, -1 for any; gpu: the name "
-     "of the device, whose tuned problems count, empty for any of its kind; sm 0 is the host "
-     "flavour, with sm_count 0 as simt has set it."},
+     "of the device, whose tuned problems count, empty for any of its kind; sm 0 is the "
+     "emulator, with sm_count 0 as simt has set it."},
     {"terms", py_terms, METH_VARARGS,
      "terms(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
      "a_bs=0, b_bs=0) -> of every row of every stage, the terms of its time, as bytes of float64."},

@@ -499,7 +499,7 @@ void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, c
   // Names are checked for empty results as well.
   const Stage* const stage = named(op, x.kernel, Flavour::host);
   if (stage && !stage->strict && x.precision == "ieee")
-    bad(op, stage->name, " has other bits than precision='ieee' promises; kernel='auto' takes a ",
+    bad(op, stage->name, " has other bits than precision='ieee' guarantees; kernel='auto' takes a ",
         "stage that has them");
   if (g.batch == 0 || g.m == 0 || g.n == 0) return;
   if (x.a.is_cpu()) return run_cpu(op, g, x, out, row_sums);

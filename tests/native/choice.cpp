@@ -346,7 +346,7 @@ void with_tuned_problems() {
     return pick.stage->name;
   };
   expect(name(g, false) == "parts", "the least time of all");
-  expect(name(g, true) == "slow", "the least of those that keep the promise");
+  expect(name(g, true) == "slow", "the least of those that keep the contract");
   expect(name(g, false, 4095) == "slow", "the least of those that there is memory for");
   expect(selector.weigh(g, kH200, true, kAnyWorkspace, gpu).why ==
              "tuned 3.0 us on an invented machine, 2001-01-01; next many 128x128x8, 33.3% more",
@@ -441,7 +441,7 @@ void with_recent_choices() {
   expect(!is_another([](Gemm& x) { x.a.data += 32; }), "another address alike");
   pick(g), anew = 0;
   pick(g, false), pick(g, true, 1), pick(g, true, 0, 1);
-  expect(anew == 3, "another promise, and what the numbers stand for");
+  expect(anew == 3, "another contract, and what the numbers stand for");
 }
 
 // Printed, not judged: machines differ.

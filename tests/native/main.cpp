@@ -460,7 +460,7 @@ void test_detectors() {
     const std::string file = place.substr(0, place.find(':'));
     for (const Stage& s : stages(Flavour::host)) {
       if (s.file().substr(s.file().find('/') + 1) != file) continue;
-      // Chains enough for two blocks of the first row; few tiles, shared out among clusters; a row
+      // Chains enough for two blocks of the first row; few tiles, cut among clusters; a row
       // that takes several launches.
       Problem& p = s.name == "gemv" || s.name == "dot" ? few : many;
       p.g.split_k_size = s.split_k ? 32 : 0;

@@ -85,7 +85,7 @@ void test_walks() {
                name() + "no gain");
         shared += r.shared() > 0;
       }
-  expect(shared > 1000, "some tiles are shared out");
+  expect(shared > 1000, "some tiles are cut");
 }
 
 // What is handed over may be a chain: every tile is begun by one cluster and ended by the next at
@@ -117,7 +117,7 @@ void test_chains() {
                  name + "left whole");
           shared += r.shared() > 0;
         }
-  expect(shared > 1000, "some chains are shared out");
+  expect(shared > 1000, "some chains are cut");
 }
 
 void test_deep_products() {
@@ -129,8 +129,8 @@ void test_deep_products() {
   expect(far.shared() == 0, "a product that cannot be counted in 31 bits");
 }
 
-// Nearly whole waves are not shared out where slices that clusters read apart take longer, and what
-// is shared out is so in the same way.
+// Nearly whole waves are not cut where slices that clusters read apart take longer, and what
+// is cut is so in the same way.
 void test_slices_read_apart() {
   for (int64_t tiles = 1; tiles <= 400; ++tiles)
     for (int64_t blocks : {8, 24, 96, 1571}) {

@@ -257,7 +257,7 @@ def run(options: argparse.Namespace) -> int:
             out.print(f"[yellow]{facts['warning']}[/]")
     else:
         out.print(
-            "No GPU here: each stage ran its own source through the emulator on a small ragged "
+            "No GPU here: each stage ran its own source through the emulator on a small "
             "problem. That says whether it is right, not how fast it is."
         )
         out.print(counts.table(facts["stages"]))

@@ -1,8 +1,8 @@
-"""``python -m xgemm_torch accuracy``: what precision="fp32" promises, on this machine.
+"""``python -m xgemm_torch accuracy``: what precision="fp32" guarantees, on this machine.
 
 The error of an element is e = (C - exact) / (|A| |B|), in units of u = 2^-24; exact is a product in
 float64, whose range and precision hold any product of FP32 numbers, subnormal and FLT_MAX too. The
-measure is the strict chain of fused multiply-adds on the same operands. What is promised, of any
+measure is the strict chain of fused multiply-adds on the same operands. What is guaranteed, of any
 operands:
 
 - the root mean square of e is at most the chain's, or 1.6 u where that is less;
@@ -166,14 +166,14 @@ class Errors:
         rms: root mean square.
         largest: the largest magnitude.
         mean: signed.
-        astray: elements that are infinite, NaN, or not zero, where the exact ones are finite, or a
-            sum of zeros. They are in none of the three above.
+        misplaced: elements that are infinite, NaN, or not zero, where the exact ones are finite,
+            or a sum of zeros. They are in none of the three above.
     """
 
     rms: float
     largest: float
     mean: float
-    astray: int
+    misplaced: int
 
 
 class Exact:
@@ -187,13 +187,13 @@ class Exact:
     def errors(self, result: Tensor) -> Errors:
         """Compare a result with it."""
         zero = self.size == 0
-        astray = ~result.isfinite() | (zero & (result != 0))
-        e = ((result.double() - self.product) / self.size / U)[~zero & ~astray]
+        misplaced = ~result.isfinite() | (zero & (result != 0))
+        e = ((result.double() - self.product) / self.size / U)[~zero & ~misplaced]
         if not e.numel():
-            return Errors(0.0, 0.0, 0.0, int(astray.sum()))
+            return Errors(0.0, 0.0, 0.0, int(misplaced.sum()))
         return Errors(
             float(e.square().mean().sqrt()), float(e.abs().max()), float(e.mean()),
-            int(astray.sum()),
+            int(misplaced.sum()),
         )  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def tf32(x: Tensor) -> Tensor:
 
 
 def broken(found: Errors, chain: Errors, slack: float = 1.0) -> dict[str, str]:
-    """Say which terms of the promise ``found`` breaks, and by how much.
+    """Say which terms of the contract ``found`` breaks, and by how much.
 
     Args:
         found: a result's errors.
@@ -224,8 +224,8 @@ def broken(found: Errors, chain: Errors, slack: float = 1.0) -> dict[str, str]:
     ):
         if not value <= slack * limit:
             terms[name] = f"{value:.3g} > {slack * limit:.3g}"
-    if found.astray != chain.astray:
-        terms["astray"] = f"{found.astray} elements, the chain's are {chain.astray}"
+    if found.misplaced != chain.misplaced:
+        terms["misplaced"] = f"{found.misplaced} elements, the chain's are {chain.misplaced}"
     return terms
 
 
@@ -233,8 +233,8 @@ Product = Callable[[Tensor, Tensor], Tensor]
 CHAIN, TF32, TORCH = "chain", "TF32", "torch.mm"
 
 
-def promised(device: str) -> dict[str, Product]:
-    """Give what must keep the promise on ``device``: sgemm, and each stage that is not strict."""
+def under_contract(device: str) -> dict[str, Product]:
+    """Give what must keep the contract on ``device``: sgemm, and each stage that is not strict."""
     able = [stage for stage in stages() if not stage.strict]
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
@@ -275,14 +275,14 @@ def measure(
 
     Returns:
         ``distribution``, ``k``; ``errors``: for each contender the fields of `Errors`; ``broken``:
-        for each contender that must keep the promise and does not, the terms it breaks;
+        for each contender that must keep the contract and does not, the terms it breaks;
         ``recomputed``: for each stage among them that certifies its results, how many of its units
         were made anew; ``units``: of how many.
     """
     kind = DISTRIBUTIONS[name]
     draw = Draw(device, seed + 100 * list(DISTRIBUTIONS).index(name))
     a, b = map(stored, kind.make(draw, size, size, k), timing.LAYOUTS[layout])
-    exact, must = Exact(a, b), promised(device)
+    exact, must = Exact(a, b), under_contract(device)
     others = {CHAIN: chain, TORCH: torch.mm, TF32: lambda a, b: chain(tf32(a), tf32(b))}
     certify = {stage.name for stage in stages() if stage.unit_rows}
     found, recomputed = {}, {}
@@ -357,7 +357,7 @@ def _cells(each: dict[str, Any], broken: dict[str, str]) -> list[str]:
         "rms": f"{each['rms']:.3g}",
         "largest": f"{each['largest']:.3g}",
         "mean": f"{each['mean']:+.2g}",
-        "astray": str(each["astray"] or ""),
+        "misplaced": str(each["misplaced"] or ""),
     }
     return [f"[bold red]{text}[/]" if term in broken else text for term, text in told.items()]
 
@@ -385,7 +385,7 @@ def table(facts: dict[str, Any]) -> Fitted:
             Column("root mean square", right=True),
             Column("largest", right=True),
             Column("mean", right=True),
-            Column("astray", right=True),
+            Column("misplaced", right=True),
             *([Column("made anew", right=True)] if anew else []),
         ],
     )
@@ -401,7 +401,7 @@ def table(facts: dict[str, Any]) -> Fitted:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the errors; returns 1 when the promise is broken somewhere, else 0."""
+    """Print the errors; returns 1 when the contract is broken somewhere, else 0."""
     for name, values in (("size", [options.size]), ("k", options.k or [])):
         for value in values:
             if value is not None and value < 1:
@@ -420,9 +420,9 @@ def run(options: argparse.Namespace) -> int:
     out.print(table(facts))
     for name, kind in DISTRIBUTIONS.items():
         out.print(f"{name}: {kind.what}", style="dim")
-    if any(each["astray"] for row in facts["rows"] for each in row["errors"].values()):
-        out.print("astray: elements that are infinite, NaN, or not zero where all terms are; they "
-                  "are in none of the other figures", style="dim")  # fmt: skip
+    if any(each["misplaced"] for row in facts["rows"] for each in row["errors"].values()):
+        out.print("misplaced: elements that are infinite, NaN, or not zero where all terms are; "
+                  "they are in none of the other figures", style="dim")  # fmt: skip
     if any_anew(facts):
         counts = sorted({n for row in facts["rows"] for n in row["units"].values()})
         out.print(f"made anew: units, of {' or '.join(map(str, counts))} in a result, that limbs "
@@ -433,8 +433,8 @@ def run(options: argparse.Namespace) -> int:
                 out.print(f"[red]{contender}, {row['distribution']}, K = {row['k']}[/]: "
                           f"{term} {text}")  # fmt: skip
     out.print(
-        "The promise is kept." if facts["kept"]
-        else "[bold red]The promise is broken.[/]"
+        "The contract is kept." if facts["kept"]
+        else "[bold red]The contract is broken.[/]"
     )  # fmt: skip
     if not facts["gpu"]:
         out.print(

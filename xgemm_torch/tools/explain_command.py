@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     arguments.add_layout(parser)
     parser.add_argument("--unaligned", action="store_true", help="operands not on 16 bytes")
     parser.add_argument(
-        "--precision", choices=("fp32", "ieee"), default="fp32", help="promise (default: fp32)"
+        "--precision", choices=("fp32", "ieee"), default="fp32", help="contract (default: fp32)"
     )
     parser.add_argument("--sm", type=int, help="compute capability, as in 90 (default: this GPU)")
     parser.add_argument("--sm-count", type=int, help="multiprocessors (default: this GPU's)")

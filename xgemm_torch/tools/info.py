@@ -121,7 +121,7 @@ def collect() -> dict[str, Any]:
 
 
 def self_test(begins: Callable[[str], object] | None = None) -> list[dict[str, Any]]:
-    """Run every stage on a small ragged problem, on the CPU and on a GPU if there is one.
+    """Run every stage on a small problem of partial tiles, on the CPU and on a GPU if there is one.
 
     The inputs are small integers over a power of two, so the exact result has a float32 and every
     stage must give it. A second, random problem must give every strict stage the bits of the strict

@@ -454,7 +454,7 @@ def accuracy(facts: dict[str, Any], path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.045, 1 - 0.78 / height),
                   ncols=len(labels), frameon=False, fontsize=9, labelcolor=INK)  # fmt: skip
-    verdict = "no worse than the strict chain" if facts["kept"] else "WORSE than promised"
+    verdict = "no worse than the strict chain" if facts["kept"] else "WORSE than the contract"
     figure.text(0.05, 1 - 0.36 / height, f"Accuracy of FP32 products: {verdict}", fontsize=14,
                 fontweight="bold", color=INK if facts["kept"] else RED, va="center")  # fmt: skip
     where = "" if facts["gpu"] else ", stages on the emulator"

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--precision", choices=[*PRECISIONS, "both"], default="both",
-        help="the promise to choose for (default: both)",
+        help="the contract to choose for (default: both)",
     )  # fmt: skip
     parser.add_argument(
         "--file", type=Path, help="more problems, one a line: M N K [layout] [batch]"

@@ -158,8 +158,8 @@ def _layer_products(layer: nn.Linear, config: Config) -> Iterable[tuple[Any, ...
 def check_bits(config: Config, corpus: Corpus, steps: int = 2) -> dict[str, Any]:
     """Train a tiny model with the named stage and with the strict chain; compare every bit.
 
-    The stage runs from its own source: on a GPU as its kernel, on a CPU through the checked host
-    flavour, which is why the model is tiny. Returns what was compared and ``equal``.
+    The stage runs from its own source: on a GPU as its kernel, on a CPU in the emulator,
+    which is why the model is tiny. Returns what was compared and ``equal``.
     """
     shape, batch, seq = SHAPES["tiny"], 2, 16
     models = []

@@ -15,7 +15,7 @@ constexpr int64_t kSplitKStep = 32;
 
 // Of k, in a chain; 0 where one chain is all of K. More are made where D has too few tiles to keep
 // a large GPU busy: as many as cost least by this model of one, in nanoseconds. On an H200 its
-// answers take 2.5% longer than the best cut of those measured (benchmarks/chain_shares.py,
+// answers take 2.5% longer than the best cut of those measured (benchmarks/split_k.py,
 // 2026-11-22).
 inline int64_t split_k_size(int64_t m, int64_t n, int64_t k, int64_t batch) {
   constexpr int64_t kLong = 64, kLeastK = 640, kLeastSplit = 64, kMostAnSm = 18;

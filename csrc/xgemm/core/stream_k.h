@@ -66,7 +66,7 @@ inline StreamK plan_whole(int64_t tiles, int64_t blocks, int64_t clusters) {
   return r;
 }
 
-// At most two last waves are shared out: tiles that make no whole wave, and a wave before. Each
+// At most two last waves are cut along K: tiles that make no whole wave, and a wave before. Each
 // cluster then has more than a tile, and no tile more than two clusters. Where tiles are fewer than
 // clusters, a share is at least so long that adding up a tile's parts takes no longer. `apart`: how
 // much longer a slice takes, in percent, where clusters are each at another k and find none of what

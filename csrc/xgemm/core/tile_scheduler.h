@@ -10,7 +10,7 @@
 
 namespace xgemm {
 
-// Multiprocessors of the GPU that K is shared out for, an H200, whatever runs it: bits rest on some
+// Multiprocessors of the GPU that K is cut for, an H200, whatever runs it: bits rest on some
 // of these shares.
 constexpr int64_t kSms = 132;
 

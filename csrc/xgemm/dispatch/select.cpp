@@ -56,11 +56,11 @@ Kind kind_of(const Stage& s) {
   return !s.strict ? Kind::emulated : s.split_k ? Kind::chains : Kind::chain;
 }
 
-// What was promised of a problem's result.
-struct Promise {
+// The contract of a problem's result.
+struct Contract {
   bool strict, several, narrow, few;
 
-  Promise(const Gemm& g, bool strict)
+  Contract(const Gemm& g, bool strict)
       : strict(strict),
         several(split_k_slices(g) > 1),
         narrow(is_narrow(g.m, g.n)),
@@ -68,13 +68,13 @@ struct Promise {
 
   // Promises are numbered.
   static constexpr size_t kAll = 16;
-  explicit Promise(size_t number)
+  explicit Contract(size_t number)
       : strict(number & 1), several(number & 2), narrow(number & 4), few(number & 8) {}
   size_t number() const { return size_t{strict} + 2 * several + 4 * narrow + 8 * few; }
 };
 
 // What the stage would break of it, or null.
-const char* breaks(const Stage& s, const Promise& p) {
+const char* breaks(const Stage& s, const Contract& p) {
   const Kind kind = kind_of(s);
   if (p.strict && kind == Kind::emulated) return "does not keep the bits of the chain";
   if (p.strict && p.several && kind == Kind::chain)
@@ -88,8 +88,8 @@ const char* breaks(const Stage& s, const Promise& p) {
 }
 
 // Whether auto may take the stage; `all`: one that it does not consider, too.
-bool use(const Stage& s, const Gemm& g, const Device& device, const Promise& promise, bool all) {
-  return (all || s.auto_choice) && !breaks(s, promise) && can_implement(s, g, device);
+bool use(const Stage& s, const Gemm& g, const Device& device, const Contract& contract, bool all) {
+  return (all || s.auto_choice) && !breaks(s, contract) && can_implement(s, g, device);
 }
 
 // Whether there is code of the stage for the device: can_implement wants it, too.
@@ -111,13 +111,13 @@ const TunedProblem* find(const TunedGpu* tuned, const Gemm& g, bool strict) {
 }
 
 // The least time of a row that may be taken, or null. A file is believed about times alone: what
-// breaks the promise or cannot run is passed over.
+// breaks the contract or cannot run is passed over.
 const TunedTime* least_of(const TunedProblem* problem, const Gemm& g, const Device& device,
                           bool strict, size_t workspace) {
   if (!problem) return nullptr;
-  const Promise promise(g, strict);
+  const Contract contract(g, strict);
   for (const TunedTime& t : problem->times)
-    if (!breaks(*t.stage, promise) && can_implement(*t.stage, g, device) &&
+    if (!breaks(*t.stage, contract) && can_implement(*t.stage, g, device) &&
         has_room(*t.stage, t.row, g, device, workspace))
       return &t;
   return nullptr;
@@ -184,12 +184,12 @@ Selector::Selector(std::span<const Stage> all, const Table& table) : all_(all), 
     }
   }
   first_.push_back(rows_.size());
-  candidates_.resize(Promise::kAll);
+  candidates_.resize(Contract::kAll);
   for (size_t i = 0; i < rows_.size(); ++i) {
     all_rows_.push_back(i);
     const Stage& s = *rows_[i].stage;
-    for (size_t number = 0; number < Promise::kAll; ++number)
-      if (s.auto_choice && !breaks(s, Promise(number))) candidates_[number].push_back(i);
+    for (size_t number = 0; number < Contract::kAll; ++number)
+      if (s.auto_choice && !breaks(s, Contract(number))) candidates_[number].push_back(i);
   }
 }
 
@@ -304,15 +304,15 @@ Pick Selector::pick(const Gemm& g, const Device& device, bool strict, size_t wor
                     const TunedGpu* tuned) const {
   if (const TunedTime* t = least_of(find(tuned, g, strict), g, device, strict, workspace))
     return {t->stage, t->row};
-  const Promise promise(g, strict);
+  const Contract contract(g, strict);
   size_t best = quickest(
-      candidates_[promise.number()], g, device, workspace,
+      candidates_[contract.number()], g, device, workspace,
       [sm = device.sm](const Stage& s) { return has_code(s, sm); },
-      [&](const Stage& s) { return use(s, g, device, promise, false); });
+      [&](const Stage& s) { return use(s, g, device, contract, false); });
   if (best == rows_.size())
     best = least(
         0, rows_.size(), g, device, workspace,
-        [&](const Stage& s) { return use(s, g, device, promise, true); },
+        [&](const Stage& s) { return use(s, g, device, contract, true); },
         [](size_t, double, Basis) {});
   return best < rows_.size() ? Pick{rows_[best].stage, rows_[best].row} : Pick{};
 }
@@ -334,7 +334,7 @@ int Selector::row(const Stage& stage, const Gemm& g, const Device& device, bool 
 Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t workspace,
                        const TunedGpu* tuned) const {
   Choice choice;
-  const Promise promise(g, strict);
+  const Contract contract(g, strict);
   const Pick pick = this->pick(g, device, strict, workspace, tuned);
   const TunedProblem* const problem = find(tuned, g, strict);
   const TunedTime* const its_time = least_of(problem, g, device, strict, workspace);
@@ -342,7 +342,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   const bool some = its_time || !pick.stage || pick.stage->auto_choice;
   for (const Stage& s : all_) {
     const std::string why = why_not(s, g, device);
-    const char* const broken = breaks(s, promise);
+    const char* const broken = breaks(s, contract);
     const int by_name = row(s, g, device, strict, tuned);
     for (size_t i = 0; i < s.tiles.size(); ++i) {
       std::string why_not_row = why;
@@ -368,7 +368,7 @@ Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t 
   }
   least(
       0, rows_.size(), g, device, workspace,
-      [&](const Stage& s) { return use(s, g, device, promise, !some); },
+      [&](const Stage& s) { return use(s, g, device, contract, !some); },
       [&](size_t i, double us, Basis basis) {
         choice.candidates[i].microseconds = us, choice.candidates[i].basis = basis;
       });

@@ -100,7 +100,7 @@ class Selector {
   std::vector<Row> rows_;  // of all stages, in their order
   std::vector<size_t> first_;  // of each stage, into rows_
   std::vector<size_t> all_rows_;  // 0, 1, ...
-  std::vector<std::vector<size_t>> candidates_;  // by what was promised, those that auto may take
+  std::vector<std::vector<size_t>> candidates_;  // by contract, those that auto may take
 };
 
 }  // namespace xgemm

@@ -12,8 +12,8 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
-// How operands are shared out. A row along k: kThreads on it, kItems times 8 elements each, so that
-// it fits into their registers where it can. kRows: of a strip, where an operand comes in them
+// How operands are partitioned. A row along k: kThreads on it, kItems times 8 elements each, so
+// that it fits into their registers where it can. kRows: of a strip, where an operand comes in them
 // (0: none does), which is kCluster blocks'.
 struct DecomposeShape {
   int threads, items, strip, cluster;

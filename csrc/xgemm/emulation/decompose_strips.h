@@ -1,5 +1,5 @@
 // The decomposition of an operand that does not lie along k: strips of its rows, transposed in
-// shared memory, each shared out along k among the blocks of a cluster. Before the last element of
+// shared memory, each partitioned along k among the blocks of a cluster. Before the last element of
 // a row is there nobody knows its largest; so that an element is decomposed soon after it has come,
 // a row's scale is guessed of the first slices of all shares, with room above them, and what
 // outgrows that room is decomposed again.

@@ -1,4 +1,4 @@
-// Narrow and deep products: K is shared out among blocks, and what each has for a tile of D is
+// Narrow and deep products: K is cut among blocks, and what each has for a tile of D is
 // added up in a fixed order. Bits are a function of the problem and of the tile, never of the
 // machine.
 #pragma once

@@ -17,7 +17,7 @@ constexpr int kUnitRows = 64;  // of D; a unit has 64 or 128 columns
 
 // Results of a unit that are recomputed each for itself; of more the whole unit is. On an H100 a
 // unit made anew costs a product 50 us, and a few of its elements 5; of a deep K they are asked for
-// longer than the unit, whose K is shared out, and of a short one the unit is as quick, and its
+// longer than the unit, whose K is cut, and of a short one the unit is as quick, and its
 // other results have the chain's errors.
 constexpr uint32_t kMostListed = 16;
 XGEMM_HD uint32_t most_listed(int64_t k) { return k < 64 ? 0 : k <= 4096 ? kMostListed : 4; }

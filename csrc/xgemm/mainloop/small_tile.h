@@ -21,7 +21,7 @@ constexpr int kQuads = kStepK / kQuad;
 // One thread's share of an L x BK slice that lies as its operand: S[l][k] where that is contiguous
 // along k (kAlongK), else S[k][l]. Lines along k are padded: eight of them lie in different banks.
 template <int kThreads, int L, int BK, bool kAlongK>
-struct LyingLoader {
+struct NativeLoader {
   static constexpr int kRun = kAlongK ? BK : L, kLines = kAlongK ? L : BK;
   static constexpr int kRow = kRun + (kAlongK ? 4 : 0);
   static constexpr int kLanes = kRun / 4, kStep = kThreads / kLanes, kEach = kLines / kStep;
@@ -37,8 +37,8 @@ struct LyingLoader {
   bool wide;
   float pad;
 
-  __device__ LyingLoader(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t K,
-                         float pad_)
+  __device__ NativeLoader(const View<const float>& rows_of, int64_t l0, int64_t length, int64_t K,
+                          float pad_)
       : from(rows_of), depth(K), pad(pad_) {
     const int line = threadIdx.x / kLanes, run = threadIdx.x % kLanes * 4;
     from.data = rows_of.ptr(l0, 0);
@@ -129,9 +129,9 @@ struct Quad {
 };
 
 template <Tile T, bool kA, bool kB>
-struct LyingRing {
-  using A = LyingLoader<T.threads(), T.BM, T.BK, kA>;
-  using B = LyingLoader<T.threads(), T.BN, T.BK, kB>;
+struct NativeRing {
+  using A = NativeLoader<T.threads(), T.BM, T.BK, kA>;
+  using B = NativeLoader<T.threads(), T.BN, T.BK, kB>;
   typename A::Slice a[T.buffers];
   typename B::Slice b[T.buffers];
 };
@@ -187,9 +187,9 @@ __device__ __forceinline__ void store_spread(const Gemm& g, int64_t i, int64_t j
 }
 
 template <Tile T, bool kA, bool kB>
-__device__ __forceinline__ void multiply_whole_k(LyingRing<T, kA, kB>& ring, const Gemm& g,
+__device__ __forceinline__ void multiply_whole_k(NativeRing<T, kA, kB>& ring, const Gemm& g,
                                                  const TileCoord& o) {
-  using Ring = LyingRing<T, kA, kB>;
+  using Ring = NativeRing<T, kA, kB>;
   using QuadA = Quad<T.TM, kLanesM, Ring::A::kRow, kA>;
   using QuadB = Quad<T.TN, kLanesN, Ring::B::kRow, kB>;
   constexpr int TM = T.TM, TN = T.TN, kBuffers = T.buffers;
@@ -258,8 +258,8 @@ __device__ __forceinline__ void multiply_whole_k(LyingRing<T, kA, kB>& ring, con
 // next one's slices are on their way while this one is multiplied and stored. For tiles of a short
 // K, of which a block has little else to do than to wait.
 template <Tile T, bool kA, bool kB>
-__device__ __forceinline__ void multiply_batch(LyingRing<T, kA, kB>& ring, const Gemm& batch) {
-  using Ring = LyingRing<T, kA, kB>;
+__device__ __forceinline__ void multiply_batch(NativeRing<T, kA, kB>& ring, const Gemm& batch) {
+  using Ring = NativeRing<T, kA, kB>;
   using QuadA = Quad<T.TM, kLanesM, Ring::A::kRow, kA>;
   using QuadB = Quad<T.TN, kLanesN, Ring::B::kRow, kB>;
   constexpr int TM = T.TM, TN = T.TN, kBuffers = T.buffers;

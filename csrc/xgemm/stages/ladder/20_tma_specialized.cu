@@ -20,10 +20,10 @@
 // the products where K is short, and can be measured even where it is long.
 //
 // What is outside the operands, TMA fills with +0. That keeps the bits of the chain where B is
-// padded, but not where A is: a ragged last slice of A comes by `cp.async`, and is padded with -0.
+// padded, but not where A is: a partial last slice of A comes by `cp.async`, and is padded with -0.
 //
-// Tiles seldom make whole rounds: 512 tiles on 132 multiprocessors are three rounds and 116 tiles,
-// and the fourth round leaves 16 of them idle. So the last two rounds are shared out evenly along
+// Tiles seldom make whole waves: 512 tiles on 132 multiprocessors are three waves and 116 tiles,
+// and the fourth wave leaves 16 of them idle. So the last two waves are cut evenly along
 // K, and most blocks get the end of one tile and the beginning of the next. A chain cannot be made
 // in two halves that are added, its bits would change; but it can be handed over like a baton. The
 // beginning is made first, its accumulators go to a workspace as they are, and the block that has

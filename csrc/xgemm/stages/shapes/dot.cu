@@ -2,7 +2,7 @@
 // so manieth k. Sums meet by shuffles, then in the block's shared memory, then in the cluster's.
 //
 // A product with one column is as many dot products as A has rows, and a chain that is longer than
-// a few hundred k keeps one thread waiting for itself. If only FP32 accuracy is promised and not
+// a few hundred k keeps one thread waiting for itself. If only FP32 accuracy is asked for and not
 // the bits of the chain, an element can have a team: 8 lanes where K is short, a warp, a block, or
 // a cluster of eight blocks where rows are few and long. Lane t multiplies k = t, t + T, t + 2T and
 // so on, so that a warp reads 128 bytes that lie together, from any offset, and 16 loads of each

@@ -26,10 +26,10 @@
 // spread over all multiprocessors.
 //
 // Sums of several chains may overflow elsewhere than a single chain does. For `precision="fp32"`,
-// which promises infinity just where the chain has it, each chain also keeps the largest magnitudes
-// it has met. Where their product, times K, might be out of range, the chain leaves NaN, and
-// whoever adds up makes that element again as one chain. That costs nothing: the memory is what is
-// waited for.
+// which guarantees infinity just where the chain has it, each chain also keeps the largest
+// magnitudes it has met. Where their product, times K, might be out of range, the chain leaves NaN,
+// and whoever adds up makes that element again as one chain. That costs nothing: the memory is what
+// is waited for.
 //
 // against: coalesced, as both read global memory without shared memory between
 // first: add in mainloop/gemv.h

@@ -1,5 +1,5 @@
 // Narrow and deep products on tensor cores: operands are decomposed into bf16 limbs in registers,
-// on their way, read once and nowhere written, and K is shared out among blocks.
+// on their way, read once and nowhere written, and K is cut among blocks.
 //
 // Splitting in a launch of its own pays where an element serves hundreds of products. In a narrow
 // product it serves few: there the split would read, write and read again what is needed once. So
@@ -19,7 +19,7 @@
 // did. What TMA cannot take, because it is not aligned, still comes by `cp.async`, float by float,
 // and slower.
 //
-// There are too few tiles in such a product for a whole GPU, so K is shared out. The blocks that
+// There are too few tiles in such a product for a whole GPU, so K is cut. The blocks that
 // share a tile are a cluster: they leave their sums in shared memory, where the slices were, meet,
 // and each reads the others' of its part of the tile, adds and stores it, all in one launch. What
 // comes from another block takes a while: all of it is asked for before any is added. Products so

@@ -75,7 +75,7 @@ template <int kRow, bool kA, bool kB>  // whether A, B transposed are contiguous
 __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_blocks)
     kernel(const Gemm batch) {
   constexpr Tile T = kTiles[kRow];
-  using Ring = LyingRing<T, kA, kB>;
+  using Ring = NativeRing<T, kA, kB>;
   static_assert(sizeof(Ring) <= T.smem());
   XGEMM_SHARED_DYNAMIC(ring, Ring);
   if constexpr (kRow < kFirstWalk) {

@@ -1,7 +1,7 @@
 """Measures into how many chains the strict product is best cut: what core/split_k.h fits.
 
-    python benchmarks/chain_shares.py --measure shares.json --seconds 120    # on a GPU
-    python benchmarks/chain_shares.py --show shares.json                     # anywhere
+    python benchmarks/split_k.py --measure cuts.json --seconds 120    # on a GPU
+    python benchmarks/split_k.py --show cuts.json                     # anywhere
 
 For problems of shapes.py with few results or a long k: torch.mm, the best stage with one chain, and
 each row that could win of the stages that split, with each length of the chains that could win,
