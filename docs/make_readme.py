@@ -1,4 +1,4 @@
-"""Fills the figures of README.md and docs/measurements.md, and draws README's chart.
+"""Fills the figures of README.md and docs/*.md, and draws the charts of README and of the examples.
 
     python docs/make_readme.py            # needs no GPU and no nvcc
     python docs/make_readme.py --check    # writes nothing; exit code 1 when something is stale
@@ -22,7 +22,9 @@ from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
+
+import examples_page  # noqa: E402
 
 from benchmarks import kinds, records, shapes  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
@@ -31,8 +33,11 @@ from xgemm_torch.tools.accuracy import Errors, broken  # noqa: E402
 from xgemm_torch.tools.contenders import Problem, keeps, rows_of  # noqa: E402
 from xgemm_torch.tools.timing import tflops  # noqa: E402
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "measurements.md")
+PAGES = (
+    ROOT / "README.md", ROOT / "docs" / "measurements.md", ROOT / "docs" / "examples.md",
+)  # fmt: skip
 CHART = ROOT / "docs" / "images" / "speed-and-error.svg"
+EXAMPLES_CHART = ROOT / "docs" / "images" / "examples.svg"
 RECORDS = ROOT / "benchmarks" / "results"  # a folder for each GPU model
 BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PRECISIONS = ("ieee", "fp32")
@@ -126,6 +131,12 @@ def data_cells() -> Iterable[tuple[str, str, dict[str, Any]]]:
     for problem, cells in newest("data")[1]["cells"].items():
         for kind, cell in cells.items():
             yield problem, kind, cell
+
+
+@cache
+def examples() -> dict[str, Any] | None:
+    """Give the newest record of the examples, None where there is none yet."""
+    return newest("examples")[1] if any(RECORDS.glob("*/*-examples.json")) else None
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -340,7 +351,8 @@ def sources() -> list[str]:
     """The records that the page is made from."""
     rows = []
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
-                 "gpt2-200-steps-tf32", "steps", "steps-compiled"):  # fmt: skip
+                 "gpt2-200-steps-tf32", "steps", "steps-compiled",
+                 *(["examples"] if examples() else [])):  # fmt: skip
         name, record = newest(kind)
         facts = record.get("facts", record)
         device = facts.get("device") or record["environment"]["device"]
@@ -504,12 +516,35 @@ def data_table() -> list[str]:
     return table(head, rows)
 
 
+# --- the blocks of docs/examples.md ---------------------------------------------------------------
+
+
+def example_table() -> list[str]:
+    """Times, memory and errors of the examples."""
+    record = examples()
+    return examples_page.rows(record, table) if record else examples_page.NOTHING
+
+
+def example_details() -> list[str]:
+    """Their sizes, and what they count."""
+    record = examples()
+    return examples_page.details(record) if record else []
+
+
+def example_chart() -> list[str]:
+    """The chart of their errors."""
+    record = examples()
+    name = EXAMPLES_CHART.relative_to(ROOT / "docs")
+    return [f"![{examples_page.alternative(record)}]({name})"] if record else []
+
+
 BLOCKS: dict[str, Callable[[], list[str]]] = {
     "gains": gains, "gpus": gpus, "chart": chart, "speeds": speeds, "ladder": ladder,
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
     "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
-    "errors": error_table, "data": data_table,
+    "errors": error_table, "data": data_table, "examples": example_table,
+    "examples-chart": example_chart, "examples-details": example_details,
 }  # fmt: skip
 
 
@@ -614,6 +649,15 @@ def filled(text: str) -> str:
     return BLOCK.sub(block, text)
 
 
+def stale_examples(chart: Path = EXAMPLES_CHART) -> bool:
+    """Whether the chart of the examples is not what the record shows."""
+    record = examples()
+    if record is None:
+        return False
+    wanted = digest(examples_page.shown(record))
+    return not chart.exists() or wanted not in chart.read_text(encoding="utf-8")
+
+
 def stale(pages: Sequence[Path] = PAGES, chart: Path = CHART) -> list[str]:
     """Say which pages, and whether the chart, are not what they would be if made now."""
     wrong = []
@@ -631,13 +675,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, say what is stale")
     if parser.parse_args(arguments).check:
-        for line in (wrong := stale()):
+        wrong = stale() + [f"{EXAMPLES_CHART.name}: stale"] * stale_examples()
+        for line in wrong:
             print(line)
         return 1 if wrong else 0
     for path in PAGES:
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
     if stale(pages=()):
         draw(chart_data(), CHART)
+    if stale_examples() and (record := examples()) is not None:
+        data = examples_page.shown(record)
+        examples_page.draw(data, digest(data), EXAMPLES_CHART)
     print(", ".join(str(path.relative_to(ROOT)) for path in (*PAGES, CHART)))
     return 0
 

@@ -28,7 +28,13 @@ PROBLEMS = {p.label: p for p in shapes.suite()}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MEASUREMENTS = "docs/measurements.md"
 BY_HAND = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/guide.md", "docs/design.md"]
-PAGES = [*BY_HAND, "docs/measurements.md", "docs/adding-a-stage.md", "docs/glossary.md"]
+PAGES = [
+    *BY_HAND,
+    "docs/measurements.md",
+    "docs/examples.md",
+    "docs/adding-a-stage.md",
+    "docs/glossary.md",
+]
 STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
 FILES = list((ROOT / "csrc" / "xgemm" / "stages").glob("*/*.cu"))
 all_stages = pytest.mark.skipif(
@@ -109,7 +115,7 @@ MEASURED = re.compile(
 )
 
 
-@pytest.mark.parametrize("name", [*BY_HAND, "docs/measurements.md"])
+@pytest.mark.parametrize("name", [*BY_HAND, "docs/measurements.md", "docs/examples.md"])
 def test_no_figure_is_typed_by_hand(name):
     prose = re.sub(r"<!-- figures: .*?<!-- end -->", "", page(name), flags=re.DOTALL)
     assert [found[0] for found in MEASURED.finditer(prose)] == []
