@@ -52,10 +52,10 @@ class Plan:
 PLANS = {
     "pinn": Plan(1, 0.34),
     "gaussian_process": Plan(2, 0.12),
-    "orthogonalize": Plan(3, 0.05),
+    "orthogonalize": Plan(3, 0.06),
     "neural_operator": Plan(1, 0.16),
     "gpt": Plan(1, 0.19),
-    "vit": Plan(1, 0.14),
+    "vit": Plan(1, 0.13),
 }
 
 

@@ -40,7 +40,7 @@ class Size:
 
 SIZES = {
     "small": Size(32, 32, 8, 2, 48, 3, 4, 2e-3, 50),
-    "full": Size(64, 224, 16, 12, 768, 12, 8, 1e-4, 60),
+    "full": Size(64, 224, 16, 12, 768, 12, 8, 3e-4, 50),
 }
 
 
@@ -101,11 +101,12 @@ class Job:
     def __init__(self, size: Size, way: str, seed: int, device: str) -> None:
         """Make model and optimizer; images that are not trained on are drawn first."""
         torch.manual_seed(seed)
-        self.model = ViT(size).to(device)
+        with torch.device(device):
+            self.model = ViT(size)
         if way == "converted":
             xgemm_torch.convert(self.model)
         self.size, self.generator = size, torch.Generator(device).manual_seed(seed)
-        self.unseen = [gratings(size, self.generator) for _ in range(8)]
+        self.unseen = [gratings(size, self.generator) for _ in range(3)]
         fused = device == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=size.rate, fused=fused)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, size.rate, size.steps)
