@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -111,7 +112,8 @@ def draw(data: dict[str, Any], digest: str, path: Path) -> None:
             for way, curve in example["curves"].items():
                 _, seconds, values = zip(*curve, strict=True)
                 axes.plot(seconds, values, color=COLORS[way], linewidth=1.8)
-            values = [error for c in example["curves"].values() for _, _, error in c]
+            points = [error for c in example["curves"].values() for _, _, error in c]
+            values = [error for error in points if math.isfinite(error)] or [1.0]
             if min(values) > 0 and max(values) > 10 * min(values):
                 axes.set_yscale("log")
                 axes.yaxis.set_minor_locator(NullLocator())

@@ -686,7 +686,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if stale_examples() and (record := examples()) is not None:
         data = examples_page.shown(record)
         examples_page.draw(data, digest(data), EXAMPLES_CHART)
-    print(", ".join(str(path.relative_to(ROOT)) for path in (*PAGES, CHART)))
+    charts = [path for path in (CHART, EXAMPLES_CHART) if path.exists()]
+    print(", ".join(str(path.relative_to(ROOT)) for path in (*PAGES, *charts)))
     return 0
 
 

@@ -228,6 +228,7 @@ def test_the_page_is_made_of_a_record(record, tmp_path):
     assert "Negative variances" in said and "stock FP32" in said
     pytest.importorskip("matplotlib")
     data = examples_page.shown(record)
+    data["examples"]["pinn"]["curves"]["tf32"] = [[1, 0.5, float("nan")]]  # it may diverge
     path = tmp_path / "x.svg"
     examples_page.draw(data, make_readme.digest(data), path)
     assert make_readme.digest(data) in path.read_text() and path.stat().st_size < 20_000
