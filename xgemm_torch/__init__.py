@@ -2,10 +2,10 @@
 
 ``sgemm`` is the product itself; ``linear``, ``mm``, ``addmm``, ``bmm`` and ``matmul`` are torch's
 functions on it; ``nn.Linear`` is torch's module on it; ``convert(model)`` makes a model use it and
-``revert(model)`` undoes that; ``prepack(weight)`` does once what a weight that does not change
-needs done once; ``stages()`` lists the kernels, ``explain(a, b)`` says which of them would run, and
-``tuned`` is about problems that were measured on the spot (``python -m xgemm_torch tune``).
-The operators are ``torch.ops.xgemm.*``.
+``revert(model)`` undoes that; inside ``patch()`` torch's own functions use it, whatever the model;
+``prepack(weight)`` does once what a weight that does not change needs done once; ``stages()`` lists
+the kernels, ``explain(a, b)`` says which of them would run, and ``tuned`` is about problems that
+were measured on the spot (``python -m xgemm_torch tune``). The operators are ``torch.ops.xgemm.*``.
 
 The import registers operators and does nothing else: it starts no device and writes no setting.
 Three rooms beside the runtime are imported when first asked for: ``tools`` (what the commands are
@@ -34,6 +34,7 @@ from .explain import Candidate, Explanation, explain
 from .functional import addmm, bmm, linear, matmul, mm
 from .ops import sgemm
 from .packed import PackedWeight, prepack
+from .patch import Patch, PatchRow, patch
 from .recomputed import Recomputed, count_recomputed
 from .registry import Stage, Tile, split_k_size, stages
 
@@ -49,6 +50,8 @@ __all__ = [
     "ConvertReport",
     "Explanation",
     "PackedWeight",
+    "Patch",
+    "PatchRow",
     "Recomputed",
     "Stage",
     "Tile",
@@ -61,6 +64,7 @@ __all__ = [
     "matmul",
     "mm",
     "nn",
+    "patch",
     "prepack",
     "revert",
     "sgemm",

@@ -1,0 +1,1121 @@
+"""``patch()``: torch's own functions inside it give torch's results, by way of xgemm.
+
+On a CPU tensor sgemm's "auto" is ATen's BLAS, so that values alone would not show who made them:
+every test asks the patch's count, too, or the bits of a precision that torch has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import re
+import subprocess
+import sys
+import threading
+import unittest
+from types import ModuleType
+from typing import Any
+
+import problems
+import pytest
+import test_transforms
+import torch
+import torch._dynamo.testing
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
+
+import xgemm_torch
+from build_tools.settings import ROOT
+
+on_every_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+MODES = {
+    "grad": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+def everything(**options: Any) -> xgemm_torch.Patch:
+    """A patch that takes products of every size but empty ones."""
+    return xgemm_torch.patch(min_flops=0, **options)
+
+
+def close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4, equal_nan=True)
+
+
+def counted(p: xgemm_torch.Patch, taken: bool = True) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in p:
+        if row.taken == taken:
+            counts[row.product] = counts.get(row.product, 0) + row.calls
+    return counts
+
+
+def reasons(p: xgemm_torch.Patch) -> set[str]:
+    return {row.reason for row in p if not row.taken}
+
+
+@pytest.fixture(autouse=True)
+def _no_mode_is_left():
+    yield
+    assert _get_current_dispatch_mode_stack() == []
+
+
+# ------------------------------------------------------------------------------ OpInfo
+
+
+@functools.cache
+def opinfos() -> dict[str, Any]:
+    """torch's own samples, by operator and variant.
+
+    The module that has them needs a package of which it uses one name, and it forbids to set
+    torch's flags from then on, for all tests.
+    """
+    stub = ModuleType("expecttest")
+    stub.TestCase = unittest.TestCase
+    forbid, torch.backends.disable_global_flags = torch.backends.disable_global_flags, lambda: None
+    try:
+        if importlib.util.find_spec("expecttest") is None:
+            sys.modules["expecttest"] = stub
+        module = importlib.import_module("torch.testing._internal.common_methods_invocations")
+    finally:
+        torch.backends.disable_global_flags = forbid
+    return {f"{op.name} {op.variant_test_name}".strip(): op for op in module.op_db}
+
+
+PRODUCTS = [
+    "mm", "addmm", "addmm decomposed", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul",
+    "__rmatmul__", "einsum", "tensordot", "nn.functional.linear", "linalg.multi_dot",
+    "linalg.matrix_power", "corrcoef", "cov",
+    "nn.functional.multi_head_attention_forward", "nn.functional.scaled_dot_product_attention",
+]  # fmt: skip
+NO_PRODUCTS = ["dot", "outer", "linalg.vecdot", "inner", "nn.functional.bilinear"]
+"""Operators that are none to the dispatcher; torch's samples of inner are vectors."""
+IN_FLOAT32 = ["cov", "nn.functional.scaled_dot_product_attention"]
+"""Those that compute lower precisions in float32, on a CPU."""
+FEW = 24  # samples of an operator
+
+
+def samples(name: str, dtype: torch.dtype, device: str, grad: bool) -> list[Any]:
+    torch.manual_seed(0)
+    op = opinfos()[name]
+    given = op.sample_inputs(device, dtype, requires_grad=grad)
+    if name == "nn.functional.multi_head_attention_forward":
+        given = (s for s in given if s.kwargs.get("dropout_p", 0.0) == 0.0)
+    if name == "nn.functional.scaled_dot_product_attention":
+        given = (s for s in given if s.kwargs.get("dropout_p", 0.0) == 0.0)
+    return list(itertools.islice(given, FEW))
+
+
+def results(name: str, given: list[Any], grad: bool) -> list[Any]:
+    """Results, and gradients by one seed."""
+    op = opinfos()[name]
+    found = []
+    for sample in given:
+        out = op.op(sample.input, *sample.args, **sample.kwargs)
+        found.append(tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, out))
+        first = out[0] if isinstance(out, tuple) else out
+        if not grad or not first.requires_grad:
+            continue
+        leaves = [
+            t
+            for t in torch.utils._pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+            if isinstance(t, Tensor) and t.requires_grad
+        ]
+        found.append(torch.autograd.grad(first.sin().sum(), leaves, allow_unused=True))
+    return found
+
+
+@on_every_device
+@pytest.mark.parametrize("name", PRODUCTS + NO_PRODUCTS)
+def test_opinfo_samples(name, device):
+    given = samples(name, torch.float32, device, True)
+    want = results(name, given, True)
+    with everything() as p:
+        got = results(name, given, True)
+    close(got, want)
+    assert (p.taken > 0) == (name in PRODUCTS), str(p)
+
+
+@on_every_device
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_other_dtypes_are_torchs(name, dtype, device):
+    op = opinfos()[name]
+    if dtype not in op.supported_dtypes(device):
+        pytest.skip(f"{name} has no {dtype}")
+    given = samples(name, dtype, device, False)
+    want = results(name, given, False)
+    with everything() as p:
+        got = results(name, given, False)
+    exact = {} if dtype.is_complex else {"rtol": 0, "atol": 0}  # torch's own differ by alignment
+    torch.testing.assert_close(got, want, equal_nan=True, **exact)
+    if name not in IN_FLOAT32:
+        assert p.taken == 0
+        assert p.left > 0
+    assert reasons(p) - {"empty", "one operator, no product to take"} <= {
+        str(dtype).removeprefix("torch.")
+    }
+
+
+@on_every_device
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", [*PRODUCTS, *NO_PRODUCTS])
+def test_opinfo_out(name, device):
+    """An out of the result's shape, of no elements, transposed in memory."""
+    op = opinfos()[name]
+    if not op.supports_out:
+        pytest.skip(f"{name} has no out=")
+    taken = 0
+    for sample in samples(name, torch.float32, device, False):
+        want = op.op(sample.input, *sample.args, **sample.kwargs)
+        if not isinstance(want, Tensor):
+            continue
+        turned = want.mT.contiguous() if want.dim() >= 2 else want
+        for make in (
+            lambda like=want: torch.full_like(like, 7.0),
+            lambda like=want: like.new_empty(0),
+            lambda like=turned: torch.full_like(like, 7.0).mT if like.dim() >= 2 else like.clone(),
+        ):
+            place = make()
+            try:
+                with Seen():
+                    op.op(sample.input, *sample.args, **sample.kwargs, out=make())
+            except RuntimeError as error:  # some places are none to torch, one under no mode
+                with everything(), pytest.raises(RuntimeError, match=re.escape(str(error))):
+                    op.op(sample.input, *sample.args, **sample.kwargs, out=place)
+                continue
+            with everything() as p:
+                out = op.op(sample.input, *sample.args, **sample.kwargs, out=place)
+            assert out is place
+            assert out.shape == want.shape
+            close(out, want)
+            taken += p.taken
+    # With out= linear is an operator of its own.
+    assert (taken > 0) == (name in PRODUCTS and name != "nn.functional.linear")
+
+
+# ------------------------------------------------------------------------------ what torch says
+
+
+def _a(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.arange(1.0, 1.0 + torch.Size(shape).numel()).reshape(shape).sin().to(dtype)
+
+
+A, B = _a(4, 4), _a(4, 4).cos()
+NAN = torch.full((4, 4), torch.nan)
+ERRORS = {
+    "inner sizes": lambda: torch.mm(A, _a(3, 4)),
+    "ranks": lambda: torch.mm(A, _a(1, 4, 4)),
+    "batches": lambda: torch.bmm(_a(2, 4, 4), _a(1, 4, 4)),
+    "vector": lambda: torch.mv(A, _a(3)),
+    "addend": lambda: torch.addmm(_a(3), A, B),
+    "addend of baddbmm": lambda: torch.baddbmm(_a(3, 4, 4), _a(2, 4, 4), _a(2, 4, 4)),
+    "in place, broadcast": lambda: _a(4).addmm_(A, B),
+    "complex alpha": lambda: torch.addmm(A, A, B, alpha=2j),
+    "alpha beyond float32": lambda: torch.addmm(A, A, B, alpha=1e39),
+    "dtypes": lambda: torch.mm(A, B.double()),
+    "integer operand": lambda: torch.mm(A, B.long()),
+    "dtype of the addend": lambda: torch.addmm(A.double(), A, B),
+    "dtype of out": lambda: torch.mm(A, B, out=A.double()),
+    "overlapping out": lambda: torch.mm(A, B, out=torch.empty(1, 1).expand(4, 4)),
+    "out requires grad": lambda: torch.mm(A, B, out=_a(4, 4).requires_grad_()),
+    "einsum": lambda: torch.einsum("ij,jk->il", A, B),
+    "matmul": lambda: torch.matmul(A, _a(3)),
+    "linear": lambda: F.linear(A, _a(2, 3)),
+    "saved tensor changed": lambda: _changed(),
+}  # fmt: skip
+
+
+def _changed() -> None:
+    x, y = A.clone().requires_grad_(), B.clone().requires_grad_()
+    z = y * 1
+    out = (x @ z).sum()
+    z.addmm_(A, B)
+    out.backward()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_torchs(name):
+    with pytest.raises(Exception) as want:  # noqa: B017, PT011
+        ERRORS[name]()
+    with everything(), pytest.raises(want.type) as got:
+        ERRORS[name]()
+    assert got.type is want.type
+    assert str(got.value) == str(want.value)
+
+
+FACTORS = [{}, {"beta": 0}, {"alpha": 3, "beta": -2}, {"alpha": 0.5}, {"beta": float("nan")}]
+ADDENDS = {"same": (4, 4), "row": (4,), "column": (4, 1), "one": (1, 1), "scalar": ()}
+
+
+@on_every_device
+@pytest.mark.parametrize("factors", FACTORS, ids=str)
+@pytest.mark.parametrize("addend", ADDENDS)
+def test_addends_and_factors(addend, factors, device):
+    a, b, c = A.to(device), B.to(device), _a(*ADDENDS[addend]).to(device)
+    forms = {
+        "addmm": lambda: torch.addmm(c, a, b, **factors),
+        "baddbmm": lambda: torch.baddbmm(c, a.expand(3, 4, 4), b.repeat(3, 1, 1), **factors),
+        "addbmm": lambda: torch.addbmm(c, a.expand(3, 4, 4), b.repeat(3, 1, 1), **factors),
+    }
+    if addend in ("row", "scalar"):
+        forms["addmv"] = lambda: torch.addmv(c, a, b[0], **factors)
+    if addend == "same":
+        forms |= {
+            "addmm_": lambda: c.clone().addmm_(a, b, **factors),
+            "addbmm_": lambda: c.clone().addbmm_(a[None], b[None], **factors),
+            "baddbmm_": lambda: c.repeat(2, 1, 1).baddbmm_(a.repeat(2, 1, 1), b.repeat(2, 1, 1),
+                                                           **factors),
+            "addmv_": lambda: c[0].clone().addmv_(a, b[0], **factors),
+            "addmm.out": lambda: torch.addmm(c, a, b, **factors, out=torch.empty_like(a)),
+        }  # fmt: skip
+    want = {name: form() for name, form in forms.items()}
+    with everything() as p:
+        got = {name: form() for name, form in forms.items()}
+    close(got, want) if factors.get("beta", 0) == factors.get("beta", 0) else None
+    nan = any(value != value for value in factors.values())
+    assert counted(p, taken=not nan) == dict.fromkeys(forms, 1)
+    for name in forms:
+        assert got[name].stride() == want[name].stride()
+        assert torch.equal(got[name].isnan(), want[name].isnan())
+
+
+def test_beta_of_zero_does_not_read_the_addend():
+    with everything() as p:
+        got = [torch.addmm(NAN, A, B, beta=0), torch.addmv(NAN[0], A, B[0], beta=0)]
+    assert not any(t.isnan().any() for t in got)
+    assert counted(p) == {"addmm": 1, "addmv": 1}
+
+
+EMPTY = {
+    "no rows": lambda: torch.mm(A[:0], B),
+    "no inner size": lambda: torch.mm(A[:, :0], B[:0]),
+    "no inner size, NaN": lambda: torch.addmm(NAN, A[:, :0], B[:0], beta=0),
+    "no inner size, addend": lambda: torch.addmm(A, A[:, :0], B[:0], beta=2),
+    "no batch": lambda: torch.bmm(_a(0, 4, 4), _a(0, 4, 4)),
+    "no vector": lambda: torch.mv(A[:, :0], A[0, :0]),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_products(name):
+    want = EMPTY[name]()
+    with everything() as p:
+        got = EMPTY[name]()
+    assert torch.equal(got, want)
+    assert reasons(p) == {"empty"}
+
+
+def _nested() -> Tensor:
+    return torch.nested.nested_tensor([_a(2, 4), _a(3, 4)])
+
+
+LEFT = {
+    "float64": lambda: torch.mm(A.double(), B.double()),
+    "bfloat16": lambda: torch.mm(A.bfloat16(), B.bfloat16()),
+    "int64": lambda: torch.mm(A.long(), B.long()),
+    "complex64": lambda: torch.mm(A.to(torch.complex64).conj(), B.to(torch.complex64)),
+    "sparse_coo": lambda: torch.mm(A.to_sparse(), B),
+    "sparse_csr": lambda: torch.mm(A.to_sparse_csr(), B),
+    "nested": lambda: torch.bmm(_nested(), _a(2, 4, 4)),
+    "on meta": lambda: torch.mm(A.to("meta"), B.to("meta")),
+    "out= of another shape": lambda: torch.mm(A, B, out=torch.empty(0)),
+    "sgemm: out and a share memory": lambda: torch.mm(C, B, out=C),
+    "one operator, no product to take": lambda: F.conv1d(_a(2, 4, 5), _a(3, 4, 2)),
+}
+C = A.clone()
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|Sparse)")
+@pytest.mark.parametrize("reason", LEFT)
+def test_what_does_not_fit_is_torchs(reason):
+    want = LEFT[reason]()
+    with everything() as p:
+        got = LEFT[reason]()
+    assert reasons(p) == {reason}
+    assert p.taken == 0
+    assert got.layout == want.layout
+    assert got.dtype == want.dtype
+    if reason == "nested":
+        got, want = got.to_padded_tensor(0.0), want.to_padded_tensor(0.0)
+    if reason not in ("on meta", "sgemm: out and a share memory"):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_resizing_warns_as_torch_does():
+    with everything() as p, pytest.warns(UserWarning, match="was resized since it had shape"):
+        out = torch.mm(A, B, out=torch.empty(2, 2))
+    close(out, A @ B)
+    assert reasons(p) == {"out= of another shape"}
+
+
+@pytest.mark.parametrize("overload", ["mm.dtype", "bmm.dtype", "addmm.dtype", "baddbmm.dtype"])
+def test_out_dtype_overloads_are_no_products_of_ours(overload):
+    name = overload.partition(".")[0]
+    op = getattr(getattr(torch.ops.aten, name), "dtype", None)
+    if op is None:
+        pytest.skip("this torch has no such overload")
+    with everything() as p:
+        pass
+    assert op.name() not in {f"aten::{t.name}" for m in p._modes for t in m.tallies}
+
+
+def test_views_and_bits():
+    """A negated view, a zero tensor without memory, expanded and strided operands."""
+    imaginary = torch.complex(A, B).conj().imag
+    assert imaginary.is_neg()
+    operands = [
+        imaginary,
+        torch._efficientzerotensor((4, 4)),
+        A[:1].expand(4, 4),
+        A.T,
+        _a(8, 8)[::2, ::2],
+    ]
+    want = [x @ B for x in operands]
+    with everything() as p:
+        got = [x @ B for x in operands]
+    close(got, want)
+    assert counted(p) == {"mm": len(operands)}
+
+
+def test_versions_views_and_graphs_are_those_of_torch():
+    x = torch.zeros(4, 4)
+    with everything() as p:
+        x.addmm_(A, B)
+        torch.mm(A, B, out=x)
+        assert x._version == 2
+        y = torch.mv(A.clone().requires_grad_(), B[0])
+    assert not y._is_view()
+    assert type(y.grad_fn).__name__ == "MvBackward0"
+    assert p.taken == 3
+
+
+# ------------------------------------------------------------------------------ models
+
+
+def _attention(x: Tensor) -> Tensor:
+    q, k, v = (x @ _a(8, 8) for _ in "qkv")
+    return torch.softmax(q @ k.mT / 8**0.5, -1) @ v
+
+
+@functools.cache
+def _module(name: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return {
+        "mha": lambda: torch.nn.MultiheadAttention(8, 2, batch_first=True),
+        "gru": lambda: torch.nn.GRU(8, 6, batch_first=True),
+        "gru cell": lambda: torch.nn.GRUCell(8, 6),
+        "lstm cell": lambda: torch.nn.LSTMCell(8, 6),
+        "rnn": lambda: torch.nn.RNN(8, 6, batch_first=True),
+        "encoder": lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+    }[name]()
+
+
+USES = {
+    "@": (lambda x: x @ x.mT, {"bmm"}),
+    "matrix @ vector": (lambda x: x[0] @ x[0, 0], {"mv"}),
+    "reflected @": (lambda x: torch.Tensor.__rmatmul__(x[0].T, x[0]), {"mm"}),
+    "einsum": (lambda x: torch.einsum("bij,bkj,kl->bil", x, x, _a(5, 3)), {"bmm"}),
+    "tensordot": (lambda x: torch.tensordot(x, _a(5, 8, 3), 2), {"mm"}),
+    "inner": (lambda x: torch.inner(x, x[0]), {"mm"}),
+    "multi_dot": (lambda x: torch.linalg.multi_dot([x[0], _a(8, 3), _a(3, 9)]), {"mm"}),
+    "linear": (lambda x: F.linear(x, _a(3, 8), _a(3)), {"addmm"}),
+    "linear, no bias": (lambda x: F.linear(x, _a(3, 8)), {"mm"}),
+    "matrix_power": (lambda x: torch.linalg.matrix_power(x[:, :5, :5], 3), {"bmm"}),
+    "attention by hand": (_attention, {"mm", "bmm"}),
+    "mha": (lambda x: _module("mha")(x, x, x)[0], {"addmm", "bmm"}),
+    "gru": (lambda x: _module("gru")(x)[0], {"addmm"}),
+    "rnn": (lambda x: _module("rnn")(x)[0], {"addmm"}),
+    "gru cell": (lambda x: _module("gru cell")(x[:, 0]), {"addmm"}),
+    "lstm cell": (lambda x: _module("lstm cell")(x[:, 0])[0], {"addmm"}),
+    "encoder": (lambda x: _module("encoder")(x), {"addmm"}),
+}
+
+
+@on_every_device
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", USES)
+def test_what_is_made_of_products(name, mode, device):
+    """The same with autograd, without, and in inference mode, where torch breaks nothing up."""
+    use, products = USES[name]
+    if device == "cuda" and name in ("gru", "rnn"):
+        pytest.skip("cuDNN's RNN layers are one operator")
+    with torch.device(device):
+        x = _a(3, 5, 8).to(device)
+    for key in ("mha", "gru", "rnn", "gru cell", "lstm cell", "encoder"):
+        if key == name:
+            _module(key).to(device)
+    with torch.device(device), MODES[mode]():
+        want = use(x)
+        with everything() as p:
+            got = use(x)
+    close(got, want)
+    assert products <= counted(p).keys(), str(p)
+    assert got.is_inference() == (mode == "inference")
+
+
+@pytest.mark.parametrize("name", ["mha", "gru", "encoder", "attention by hand"])
+def test_backward_is_taken_where_it_is_called_inside(name):
+    use, _ = USES[name]
+    x = _a(3, 5, 8).requires_grad_()
+    (want,) = torch.autograd.grad(use(x).sin().sum(), x)
+    with everything() as p:
+        loss = use(x).sin().sum()
+        forward = p.taken
+        (got,) = torch.autograd.grad(loss, x, retain_graph=True)
+    close(got, want)
+    inside = p.taken
+    assert inside > forward > 0
+    torch.autograd.grad(loss, x)
+    assert p.taken == inside, "outside it is torch's"
+
+
+def test_precision_reaches_the_products():
+    """The bits are those of sgemm with "ieee", forward and backward, which torch's BLAS has not."""
+    a, b = problems.wide(9, 300), problems.wide(300, 7)
+    ieee = xgemm_torch.sgemm(a, b, precision="ieee")
+    a.requires_grad_()
+    assert not torch.equal(ieee, torch.mm(a, b))
+    with everything(precision="ieee"):
+        assert torch.equal(torch.mm(a, b), ieee)
+        assert torch.equal(F.linear(a, b.T.contiguous()), ieee)
+        assert torch.equal(torch.einsum("ij,jk->ik", a, b), ieee)
+        (grad,) = torch.autograd.grad(torch.mm(a, b), a, ieee)
+    assert torch.equal(grad, xgemm_torch.sgemm(ieee, b, trans_b=True, precision="ieee"))
+
+
+@pytest.mark.parametrize("kernel", [problems.STRICT[0], problems.EMULATED[-1]])
+def test_a_stage_by_its_name(kernel):
+    """Its own bits, from the emulator; of batches, vectors and sums over a batch, too."""
+    a, b = problems.wide(5, 70), problems.wide(70, 6)
+    want = xgemm_torch.sgemm(a, b, kernel=kernel)
+    column = xgemm_torch.sgemm(a, b[:, :1], kernel=kernel)[:, 0]
+    with everything(kernel=kernel) as p:
+        assert torch.equal(a @ b, want)
+        assert torch.equal(torch.addmm(torch.zeros(6), a, b), want)
+        assert torch.equal(torch.bmm(a[None], b[None])[0], want)
+        assert torch.equal(torch.mv(a, b[:, 0]), column)
+        assert torch.equal(torch.addbmm(torch.zeros(1), a[None], b[None]), want)
+    assert p.taken == 5
+    assert p.left == 0
+
+
+# ------------------------------------------------------------------------------ transforms
+
+
+@pytest.mark.parametrize("form", ["bias", "batched"])
+@pytest.mark.parametrize("transform", test_transforms.TRANSFORMS, ids=lambda t: t.__name__)
+def test_transform(transform, form):
+    args, flags = test_transforms.inputs(form)
+    want = transform(test_transforms.aten, args, flags)
+    with everything() as p:
+        got = transform(test_transforms.aten, args, flags)
+    test_transforms.same(got, want)
+    assert p.taken > 0
+
+
+def test_vmap_of_vectors():
+    a, x = _a(3, 4), _a(5, 4)
+    with everything() as p:
+        got = torch.func.vmap(lambda v: a @ v)(x)
+    close(got, x @ a.T)
+    assert p.taken == 1
+
+
+def test_functionalize_and_make_fx():
+    """A trace by make_fx has the operators that run; one that torch.export makes has ATen's."""
+
+    def f(a, b):
+        return torch.mm(a, b).add_(1)
+
+    def patched(a, b):
+        with everything():
+            return f(a, b)
+
+    def traced(f):
+        graph = torch.fx.experimental.proxy_tensor.make_fx(torch.func.functionalize(f))(A, B)
+        close(graph(A, B), f(A, B))
+        return {str(node.target) for node in graph.graph.nodes}
+
+    assert "aten.mm.default" in traced(f)
+    assert "xgemm.sgemm.default" in traced(patched)
+    with everything() as p:
+        assert "xgemm.sgemm.default" in traced(f)
+        exported = torch.export.export(torch.nn.Bilinear(4, 4, 3), (A, B)).run_decompositions()
+        graph = torch.export.export(torch.nn.Linear(4, 3), (A,)).run_decompositions().graph
+    assert all("xgemm" not in str(node.target) for node in (*graph.nodes, *exported.graph.nodes))
+    assert "aten.addmm.default" in {str(node.target) for node in graph.nodes}
+    assert p.taken > 0
+
+
+def test_operators_of_higher_order():
+    """They run; what is multiplied inside them is torch's."""
+    with everything() as p:
+        got = torch.cond(torch.tensor(True), lambda x: x @ x, lambda x: x + 1, (A,))
+    close(got, A @ A)
+    assert p.left == 0
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(torch.relu(x @ weight), weight, x[0]).sin()
+
+
+@pytest.mark.parametrize("compiled_first", [False, True], ids=["inside", "before"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_functions(backend, compiled_first):
+    """One graph, for inside and outside; inside it calls ATen's products, which are taken."""
+    x, weight = _a(6, 6).requires_grad_(), _a(6, 6).cos().requires_grad_()
+
+    def grads(f):
+        return torch.autograd.grad(f(x, weight).sum(), (x, weight))
+
+    want = grads(_linear)
+    torch._dynamo.reset()
+    graphs = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(_linear, backend=graphs, fullgraph=True)
+    if compiled_first:
+        close(grads(compiled), want)
+    with everything() as p:
+        got = grads(compiled)
+    close(got, want)
+    assert p.taken == 6, str(p)
+    close(grads(compiled), want)
+    assert p.taken == 6
+    assert graphs.frame_count == 1
+
+
+def test_graph_breaks_inside():
+    """What runs between two graphs is taken, and Dynamo does not compile what takes it."""
+
+    def f(x):
+        y = x @ x
+        torch._dynamo.graph_break()
+        return _eager(y)
+
+    @torch._dynamo.disable(recursive=False)
+    def _eager(y):
+        return torch.bmm(y[None], y[None]).sin()
+
+    torch._dynamo.reset()
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    with everything() as p:
+        close(torch.compile(f, backend=graphs)(A), torch.bmm((A @ A)[None], (A @ A)[None]).sin())
+    assert counted(p) == {"mm": 3, "bmm": 2}
+    assert graphs.frame_count == 1
+
+
+def test_a_patch_inside_a_compiled_function_breaks_the_graph():
+    p = everything()
+
+    def f(x):
+        y = torch.relu(x @ x)
+        with p:
+            y = y @ x
+        return y @ x
+
+    torch._dynamo.reset()
+    close(torch.compile(f, backend="eager")(A), torch.relu(A @ A) @ A @ A)
+    assert p.taken == 1
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="context manager"):
+        torch.compile(f, backend="eager", fullgraph=True)(A)
+
+
+# ------------------------------------------------------------------------------ autograd's ways
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint(reentrant, early_stop):
+    x, w = _a(4, 4).requires_grad_(), _a(4, 4).cos().requires_grad_()
+
+    def f(x):
+        return torch.relu(x @ w) @ w
+
+    (want,) = torch.autograd.grad(f(x).sum(), w)
+    with everything() as p, torch.utils.checkpoint.set_checkpoint_early_stop(early_stop):
+        out = checkpoint(f, x, use_reentrant=reentrant)
+        forward = p.taken
+        out.sum().backward()
+    close(w.grad, want)
+    assert forward == 2
+    # Four gradients, and both products again; an early stop spares the last, whose result nobody
+    # needs.
+    assert p.taken - forward == 4 + (1 if early_stop and not reentrant else 2)
+
+
+def test_a_checkpoints_policy_sees_atens_products():
+    saved = create_selective_checkpoint_contexts
+    x, w = _a(4, 4).requires_grad_(), _a(4, 4).cos().requires_grad_()
+
+    def f(x):
+        return torch.relu(x @ w) @ w
+
+    (want,) = torch.autograd.grad(f(x).sum(), w, retain_graph=False)
+    counts = []
+    for ops in ([torch.ops.aten.mm.default], [torch.ops.aten.relu.default]):
+        w.grad = None
+        with everything() as p:
+            checkpoint(
+                f, x, use_reentrant=False, context_fn=functools.partial(saved, ops)
+            ).sum().backward()
+        close(w.grad, want)
+        counts.append(p.taken)
+    assert counts[0] < counts[1], "what the policy keeps is not computed again"
+
+
+def test_saved_tensors_hooks():
+    x, w = _a(4, 4).requires_grad_(), _a(4, 4).cos().requires_grad_()
+    packed = []
+
+    def pack(t):
+        packed.append(t)
+        return t @ torch.eye(4)
+
+    want = torch.autograd.grad((x @ w).sum(), (x, w))
+    with everything() as p, torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t * 1):
+        got = torch.autograd.grad((x @ w).sum(), (x, w))
+    close(got, want)
+    assert len(packed) == 2
+    assert counted(p) == {"mm": 5}
+
+
+def test_backward_in_another_thread_is_taken():
+    """Autograd's threads have the modes of the thread that called backward().
+
+    On a CPU that needs backward passes inside backward passes: from a depth of 60 on autograd
+    takes threads of a pool.
+    """
+    threads = set()
+
+    class Deeper(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, depth):
+            ctx.depth = depth
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            threads.add(threading.get_ident())
+            if ctx.depth:
+                with torch.enable_grad():
+                    x = torch.ones(2, 2, requires_grad=True)
+                    (Deeper.apply(x, ctx.depth - 1) @ torch.ones(2, 2)).sum().backward()
+                    assert torch.equal(x.grad, torch.full((2, 2), 2.0))
+            return grad, None
+
+    x = torch.ones(2, 2, requires_grad=True)
+    with everything() as p:
+        Deeper.apply(x, 70).sum().backward()
+    assert len(threads) > 1
+    assert p.taken == 70 * 2
+
+
+@pytest.mark.gpu
+def test_backward_on_a_gpu_is_taken():
+    x, w = _a(4, 4).cuda().requires_grad_(), _a(4, 4).cuda().requires_grad_()
+    threads = set()
+    x.register_hook(lambda grad: threads.add(threading.get_ident()))
+    with everything() as p:
+        (x @ w).sum().backward()
+    assert threads != {threading.get_ident()}
+    assert counted(p) == {"mm": 3}
+
+
+@on_every_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_as_without(dtype, device):
+    """Its casts are above: products of lower precision are torch's, bit for bit."""
+    a, b = A.to(device), B.to(device)
+    with torch.autocast(device, dtype):
+        want = a @ b
+        with everything() as p:
+            got = a @ b
+            with torch.autocast(device, enabled=False):
+                close(a @ b, A.to(device).mm(b))
+    assert got.dtype == dtype
+    assert torch.equal(got, want)
+    assert reasons(p) == {str(dtype).removeprefix("torch.")}
+    assert counted(p)["mm"] == 2
+
+
+# ------------------------------------------------------------------------------ tensors' classes
+
+
+class Wrapped(Tensor):
+    """A wrapper, as quantized and sharded tensors are."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = tree_map(lambda t: t.inner if isinstance(t, cls) else t, args)
+        return cls(func(*plain, **(kwargs or {})))
+
+
+@pytest.mark.parametrize("mode", ["grad", "inference"])
+def test_a_wrappers_own_products_are_taken(mode):
+    with MODES[mode](), everything() as p:
+        got = torch.nn.functional.linear(Wrapped(A), Wrapped(B))
+    assert type(got) is Wrapped
+    close(got.inner, A @ B.T)
+    assert counted(p) == {"mm": 1}
+
+
+def test_a_plain_subclass():
+    class Named(Tensor):
+        pass
+
+    a = A.clone().as_subclass(Named)
+    with everything() as p:
+        got = a @ B
+    assert type(got) is Named
+    close(got.as_subclass(Tensor), A @ B)
+    assert p.taken == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*nested")
+def test_jagged_tensors():
+    x = torch.nested.nested_tensor([_a(2, 4), _a(3, 4)], layout=torch.jagged)
+    with everything() as p:
+        got = F.linear(x, B, A[0])
+    close(got.values(), F.linear(x.values(), B, A[0]))
+    assert p.taken == 1
+
+
+def test_fake_tensors():
+    for outside in (True, False):
+        fakes = torch._subclasses.fake_tensor.FakeTensorMode()
+        a, b = fakes.from_tensor(A), fakes.from_tensor(B)
+        modes = [fakes, everything()] if outside else [everything(), fakes]
+        with modes[0], modes[1]:
+            got = a @ b
+        assert type(got) is type(a)
+        assert got.shape == (4, 4)
+
+
+def test_dtensor():
+    """The products of the shards, in a process that is all of its group."""
+    code = """
+import torch, torch.distributed as dist, xgemm_torch
+from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor, init_device_mesh
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+a, b = torch.randn(4, 6), torch.randn(6, 4)
+x = distribute_tensor(a, mesh, [Shard(0)]).requires_grad_()
+y = distribute_tensor(b, mesh, [Replicate()]).requires_grad_()
+for inference in (False, True):
+    with xgemm_torch.patch(min_flops=0) as p, torch.inference_mode(inference):
+        z = x @ y
+        if not inference:
+            z.sum().backward()
+    assert type(z) is DTensor and torch.allclose(z.to_local(), a @ b, atol=1e-5)
+    assert p.taken == (1 if inference else 3), str(p)
+dist.destroy_process_group()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_other_modes_inside_and_outside():
+    with everything() as p, Seen() as inside:
+        _ = A @ B
+    with Seen() as outside, everything():
+        _ = A @ B
+    assert inside.names == ["aten.mm.default"]
+    assert outside.names == ["xgemm.sgemm.default"]
+    assert p.taken == 1
+    for order in (0, 1):
+        counter, p = FlopCounterMode(display=False), everything()
+        modes = [counter, p]
+        with modes[order], modes[1 - order]:
+            _ = A @ B
+        assert counter.get_total_flops() == p.rows[0].flops == 2 * 4**3
+
+
+def test_a_torch_function_mode():
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Functions(), everything() as p, Functions():
+        close(A @ B, A.mm(B))
+    assert p.taken == 2
+
+
+# ------------------------------------------------------------------------------ entering, leaving
+
+
+def test_a_decorator():
+    p = everything()
+
+    @p
+    def product(x):
+        """Doc."""
+        return x @ x
+
+    assert product.__name__ == "product"
+    assert product.__doc__ == "Doc."
+    _ = product(A)
+    _ = A @ A
+    assert p.taken == 1
+
+    @everything()
+    def again(depth):
+        return again(depth - 1) @ A if depth else A
+
+    close(again(2), A @ A @ A)
+
+
+def test_what_a_decorator_does_not_take():
+    def generator():
+        yield A @ A
+
+    async def coroutine():
+        return A @ A
+
+    for function in (generator, coroutine):
+        with pytest.raises(TypeError, match=f"{function.__name__} runs after the call"):
+            everything()(function)
+    for thing in (torch.nn.Linear, 3):
+        with pytest.raises(TypeError, match="patch: decorates functions"):
+            everything()(thing)
+
+
+def test_start_and_stop():
+    p = everything()
+    with pytest.raises(RuntimeError, match="not active in this thread"):
+        p.stop()
+    assert p.start() is p
+    _ = A @ B
+    with Seen() as seen:
+        _ = A @ B
+        p.stop()  # below another mode
+        _ = A @ B
+    _ = A @ B
+    assert p.taken == 2
+    assert seen.names == ["aten.mm.default"] * 2
+    p.start()
+    _ = A @ B
+    p.stop()
+    assert p.taken == 3
+
+
+@pytest.mark.parametrize("how", ["other", "same"])
+def test_the_innermost_patch_decides(how):
+    outer = everything()
+    inner = outer if how == "same" else xgemm_torch.patch(min_flops=1e9)
+    with outer:
+        _ = A @ B
+        with inner:
+            _ = A @ B
+            with everything() as third:
+                _ = A @ B
+            _ = A @ B
+        _ = A @ B
+    assert third.taken == 1
+    assert outer.taken == (4 if how == "same" else 2)
+    assert outer.left == 0
+    if how == "other":
+        assert inner.taken == 0
+        assert inner.left == 2
+
+
+def test_exceptions_end_a_patch():
+    p = everything()
+    with pytest.raises(ZeroDivisionError), p:
+        _ = A @ B
+        _ = 1 / 0
+    _ = A @ B
+    with pytest.raises(RuntimeError, match="cannot be multiplied"), p:
+        _ = A @ _a(3, 3)
+    assert p.taken == 1
+
+
+def test_threads_are_apart():
+    """One that is started inside has no patch; one that enters the same patch counts with it."""
+    p, plain = everything(), []
+
+    def work(enter):
+        with p if enter else contextlib.nullcontext():
+            for _ in range(20):
+                plain.append(A @ B)
+
+    for enter, taken in ((False, 1), (True, 1 + 4 * 20 + 1)):
+        with p:
+            _ = A @ B
+            threads = [threading.Thread(target=work, args=(enter,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert p.taken == taken
+    with p, pytest.raises(RuntimeError, match="not active in this thread"):
+        _raised_in_thread(p.stop)
+
+
+def _raised_in_thread(f):
+    errors = []
+
+    def run():
+        try:
+            f()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    raise errors[0]
+
+
+def test_nothing_global_changes():
+    def flags():
+        return (
+            torch.get_float32_matmul_precision(), torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled,
+            torch.backends.cuda.matmul.allow_tf32, torch._C._len_torch_dispatch_stack(),
+        )  # fmt: skip
+
+    before, state = flags(), torch.random.get_rng_state()
+    with everything():
+        first = A @ B
+    assert flags() == before
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with everything() as p:
+            assert torch.equal(A @ B, first)
+        assert p.taken == 1
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_dynamo_is_not_imported():
+    code = (
+        "import sys, torch, xgemm_torch\n"
+        "with xgemm_torch.patch(min_flops=0) as p: torch.ones(3, 3) @ torch.ones(3, 3)\n"
+        "assert p.taken == 1\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------ settings, report
+
+
+def test_small_products_are_left():
+    least = 2 * 4 * 4 * 4
+    for min_flops, taken in ((least, 1), (least + 1, 0), (0, 1), (float("inf"), 0)):
+        with xgemm_torch.patch(min_flops=min_flops) as p:
+            _ = A @ B
+        assert p.taken == taken
+        assert p.left == 1 - taken
+    with xgemm_torch.patch() as p:
+        _ = A @ B
+        _ = torch.bmm(_a(16, 64, 128), _a(16, 128, 64))
+    assert p.min_flops == 2 * 16 * 64 * 128 * 64
+    assert counted(p) == {"bmm": 1}
+    assert reasons(p) == {"below 16.8 MFLOP"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {"precision": "tf32"},
+            ValueError,
+            "patch: precision must be 'fp32' or 'ieee', got 'tf32'",
+        ),
+        ({"kernel": "nope"}, ValueError, "patch: no kernel named 'nope'"),
+        ({"kernel": 3}, TypeError, "patch: kernel must be a string"),
+        ({"min_flops": "1"}, TypeError, "patch: min_flops must be a number, got str"),
+        ({"min_flops": True}, TypeError, "patch: min_flops must be a number, got bool"),
+        ({"min_flops": -1}, ValueError, "patch: min_flops must not be negative, got -1"),
+        ({"min_flops": float("nan")}, ValueError, "patch: min_flops must not be negative"),
+    ],
+)
+def test_wrong_settings(options, error, text):
+    with pytest.raises(error, match=text):
+        xgemm_torch.patch(**options)
+
+
+def test_the_report():
+    p = everything()
+    assert str(p) == "patch(precision='fp32', min_flops=0, kernel='auto'): no products yet"
+    assert p.share == 0.0
+    with p:
+        for _ in range(3):
+            torch.addmm(A[0], _a(20, 4), B)
+        _ = A.double() @ B.double()
+        F.conv1d(_a(1, 4, 5), _a(3, 4, 2))
+        torch.mm(A[:0], B)
+    assert str(p).splitlines() == [
+        "product      by     calls    FLOP  share  why torch",
+        "-----------  -----  -----  ------  -----  --------------------------------",
+        "addmm        xgemm      3  1.92 k  85.7%",
+        "convolution  torch      1    192    8.6%  one operator, no product to take",
+        "mm           torch      1    128    5.7%  float64",
+        "mm           torch      1              ?  empty",
+        "xgemm made 3 of 6 products, 85.7% of 2.24 kFLOP",
+    ]
+    assert len(p.rows) == len(list(p)) == 4
+    assert p.rows[0] == xgemm_torch.PatchRow("addmm", True, 3, 3 * 2 * 20 * 4 * 4)
+    assert p.share == pytest.approx(1920 / 2240)
+    p.reset()
+    assert p.rows == ()
+    with p:
+        _ = A @ B
+    assert [(r.product, r.calls) for r in p] == [("mm", 1)]
+
+
+def test_converted_layers_are_counted():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU())
+    x = A.clone().requires_grad_()
+    xgemm_torch.convert(model)
+    with everything() as p:
+        (model(x) @ _a(6, 2)).sum().backward()
+    ours = {row.product: row.calls for row in p if row.product.startswith("xgemm.")}
+    assert ours == {"xgemm.sgemm": 2, "xgemm.sgemm_row_sums": 1}
+    assert counted(p)["mm"] == 2
+    assert p.share == 1.0
+    flops = {row.product: row.flops for row in p}
+    assert flops["xgemm.sgemm_row_sums"] * 2 == flops["xgemm.sgemm"] == 2 * 2 * 4 * 4 * 6
+
+
+def test_attention_in_one_operator_is_counted():
+    q = _a(1, 2, 16, 8)
+    with everything() as p:
+        F.scaled_dot_product_attention(q, q, q)
+    (row,) = p.rows
+    assert (row.taken, row.reason) == (False, "one operator, no product to take")
+    assert "scaled_dot_product" in row.product
