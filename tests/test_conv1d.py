@@ -141,6 +141,20 @@ def test_errors_name_its_operands(stock):
         layer(torch.ones(2, 4).double())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half, torch.double], ids=str)
+def test_other_dtypes_and_autocast_are_transformers_own(stock, dtype):
+    theirs, x = stock(6, 4), problems.normal(2, 3, 4)
+    for autocast in ("torch", "float32"):
+        layer = copy.deepcopy(theirs)
+        xgemm_torch.convert(layer, autocast=autocast)
+        plain = layer(x)
+        if dtype is not torch.double:
+            with torch.autocast("cpu", dtype):
+                assert torch.equal(layer(x), theirs(x) if autocast == "torch" else plain)
+        other = copy.deepcopy(theirs).to(dtype)
+        assert torch.equal(layer.to(dtype)(x.to(dtype)), other(x.to(dtype)))
+
+
 def test_gpt2():
     transformers = pytest.importorskip("transformers")
     shape = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 16}

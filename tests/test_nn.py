@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import pickle
+import re
 
 import problems
 import pytest
@@ -357,7 +358,78 @@ def test_device_dtype_and_meta():
     layer = layer.to_empty(device="cpu")
     assert layer(torch.ones(2, 3)).device.type == "cpu"
     with pytest.raises(TypeError, match="linear: x must be float32, got float64"):
-        layer.double()(torch.ones(2, 3, dtype=torch.float64))
+        layer(torch.ones(2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half, torch.double], ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+def test_other_dtypes_are_torchs(activation, dtype, monkeypatch):
+    """Forward and backward, by torch's own products, to the bit; wrong calls raise as torch's."""
+    functions = {"none": lambda x: x, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+    apply = functions.get(activation) or getattr(F, activation)
+    layer = xgemm_torch.nn.Linear(4, 3, activation=activation)
+    stock = torch.nn.Linear(4, 3)
+    stock.load_state_dict(layer.state_dict())
+    layer, stock = layer.to(dtype), stock.to(dtype)
+    x = problems.normal(2, 5, 4).to(dtype)
+    monkeypatch.setattr(xgemm_torch.nn, "linear", None)  # nobody asks for ours
+    got, want = layer(x), apply(stock(x))
+    got.sum().backward()
+    want.sum().backward()
+    assert got.dtype == dtype
+    assert torch.equal(got, want)
+    assert torch.equal(layer.weight.grad, stock.weight.grad)
+    for wrong in (x.float(), x[..., :3]):
+        if wrong.dtype != dtype or wrong.shape != x.shape:
+            with pytest.raises(RuntimeError) as expected:
+                stock(wrong)
+            with pytest.raises(RuntimeError, match=re.escape(str(expected.value))):
+                layer(wrong)
+    monkeypatch.undo()
+    close(layer.float()(x.float()), apply(stock.float()(x.float())))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half], ids=str)
+@pytest.mark.parametrize("kind", ["module", "converted"])
+def test_autocast(kind, dtype, compiled):
+    """As torch's module by default, its dtype and bits; in float32 where that is asked for."""
+    torch._dynamo.reset()
+    x = problems.normal(5, 4)
+    stock = torch.nn.Linear(4, 3)
+
+    def made(autocast):
+        if kind == "module":
+            layer = xgemm_torch.nn.Linear.from_linear(stock, autocast=autocast)
+        else:
+            layer = copy.deepcopy(stock)
+            options = {} if autocast is None else {"autocast": autocast}
+            xgemm_torch.convert(layer, **options)
+        return torch.compile(layer, backend="eager", fullgraph=True) if compiled else layer
+
+    for autocast in (None, "torch", "float32"):
+        layer = made(autocast)
+        plain = layer(x)
+        with torch.autocast("cpu", dtype):
+            got, want = layer(x), stock(x)
+            with torch.autocast("cpu", enabled=False):
+                assert torch.equal(layer(x), plain)
+        if autocast == "float32":
+            assert torch.equal(got, plain)
+            assert got.dtype == torch.float32
+        else:
+            assert torch.equal(got, want)
+            assert got.dtype == want.dtype == dtype
+
+
+def test_autocast_says_what_it_may_be():
+    for call in (
+        lambda: xgemm_torch.nn.Linear(2, 2, autocast="half"),
+        lambda: xgemm_torch.convert(torch.nn.Linear(2, 2), autocast="half"),
+    ):
+        with pytest.raises(ValueError, match=": autocast must be 'torch' or 'float32', got 'half'"):
+            call()
+    assert "autocast=float32" in repr(xgemm_torch.nn.Linear(2, 2, autocast="float32"))
 
 
 def test_repr_says_what_differs():

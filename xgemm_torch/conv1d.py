@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ._checks import Words
 from .functional import _rows
 from .ops import sgemm_as
+from .stock import is_torchs
 
 HOME, NAME = "transformers.pytorch_utils", "Conv1D"
 WORDS = Words(NAME, a="x", b="weight", c="bias", flags=False)
@@ -32,9 +33,12 @@ class Product(nn.Module):
     bias: Tensor
     kernel: str = "auto"
     precision: str = "fp32"
+    autocast: str = "torch"
 
     def forward(self, x: Tensor) -> Tensor:
         """Give x weight + bias: (..., in_features) -> (..., out_features)."""
+        if is_torchs(self.weight, self.autocast):
+            return super().forward(x)  # transformers' own
         how = {"precision": self.precision, "kernel": self.kernel}
         out = sgemm_as(WORDS, _rows(x), self.weight, self.bias, **how)
         return out.reshape(*x.shape[:-1], self.weight.shape[1])

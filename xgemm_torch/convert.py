@@ -17,6 +17,7 @@ from . import _checks, conv1d
 from .linears import obstacle
 from .nn import DEFAULTS, Linear
 from .ops import KERNELS
+from .stock import check_autocast
 
 MARK = "_xgemm_swapped"
 """The attribute of a module that ``convert`` has swapped."""
@@ -96,8 +97,12 @@ def convert(
     kernel: str = "auto",
     precision: str = "fp32",
     min_features: int = 0,
+    autocast: str = "torch",
 ) -> ConvertReport:
     """Make the ``torch.nn.Linear`` modules of ``model`` ``xgemm_torch.nn.Linear``, in place.
+
+    A module whose weight is made bf16, half or double later is torch's own from then on, and so is
+    every module under autocast, unless ``autocast="float32"``.
 
     Only modules whose class is exactly ``torch.nn.Linear`` are swapped: a subclass has a meaning of
     its own. So are those of transformers' ``Conv1D``, GPT-2's Linear. The report has a row for each
@@ -116,16 +121,19 @@ def convert(
         kernel: "auto" or a stage's name, for all of them.
         precision: "fp32" or "ieee", for all of them.
         min_features: leave modules with fewer input or output features than this.
+        autocast: "torch": under autocast modules are torch's own, in its dtype; "float32": they
+            compute in float32 and give float32.
 
     Returns:
         What was swapped, what was not, and why.
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: an unknown kernel or precision.
+        ValueError: an unknown kernel, precision or way under autocast.
     """
     _must_be_module("convert", model)
     _checks.check_options("convert", KERNELS["sgemm"], kernel, precision)
+    check_autocast("convert", autocast)
     rows: list[Row] = []
     chosen: list[nn.Module] = []
     first_name: dict[int, str] = {}
@@ -148,7 +156,7 @@ def convert(
             chosen.append(module)
         rows.append(Row(fqn, name, not reason, reason or f"kernel={kernel}, precision={precision}"))
     for module in chosen:  # only now: nothing can fail any more
-        _swap(module, kernel, precision)
+        _swap(module, {"kernel": kernel, "precision": precision, "autocast": autocast})
     notes = _fast_paths(model, rows)
     if chosen:
         notes += _forget_graphs(model)
@@ -217,10 +225,10 @@ def _stock(kind: type[nn.Module]) -> type[nn.Module] | None:
     return stock if stock is not None and kind is conv1d.product_of(stock) else None
 
 
-def _swap(module: nn.Module, kernel: str, precision: str) -> None:
+def _swap(module: nn.Module, options: dict[str, str]) -> None:
     # Attributes of the instance, always: torch 2.11's compiled graphs see a new class only when
     # the module's dictionary has changed too.
-    vars(module).update({"kernel": kernel, "precision": precision, MARK: True})
+    vars(module).update({**options, MARK: True})
     kind = type(module)
     module.__class__ = Linear if kind is nn.Linear else conv1d.product_of(kind)
 

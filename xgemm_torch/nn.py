@@ -5,47 +5,54 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import _checks
 from .functional import linear
 from .linears import obstacle, replaced
-from .ops import KERNELS
+from .ops import ACTIVATIONS, KERNELS
 from .packed import PackedWeight, prepack
+from .stock import check_autocast, is_torchs
 
 __all__ = ["Linear"]
 
-DEFAULTS = {"kernel": "auto", "precision": "fp32", "activation": "none"}
+DEFAULTS = {"kernel": "auto", "precision": "fp32", "activation": "none", "autocast": "torch"}
 
 
 class Linear(torch.nn.Linear):
     """``torch.nn.Linear`` whose product, forward and backward, is ``xgemm_torch.linear``.
 
     The same parameters, initial values and ``state_dict`` keys as torch's; the rest of torch takes
-    it for what it is, an ``nn.Linear``. Under autocast it computes in float32 and gives float32.
+    it for what it is, an ``nn.Linear``. Where the weight is not float32, as after
+    ``module.bfloat16()``, and under autocast, the product is torch's own, its result's dtype and
+    its errors, too.
 
     Args:
         in_features: size of each input sample.
         out_features: size of each output sample.
         bias: whether there is a bias of (out_features,).
         device: of the parameters.
-        dtype: of the parameters; the product needs float32.
+        dtype: of the parameters; the product is ours where it is float32.
         kernel: "auto" or a stage's name.
         precision: "fp32" or "ieee".
         activation: what to apply to the result: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        autocast: what to do under autocast: "torch", compute in its dtype as torch's own module, or
+            "float32", compute in float32 and give float32.
 
     Shapes:
         (..., in_features) -> (..., out_features)
 
     Raises:
-        ValueError: an unknown kernel, precision or activation.
+        ValueError: an unknown kernel, precision, activation or way under autocast.
     """
 
     # Defaults of the class, so that a torch.nn.Linear made one of these by its __class__ works.
     kernel: str = DEFAULTS["kernel"]
     precision: str = DEFAULTS["precision"]
     activation: str = DEFAULTS["activation"]
+    autocast: str = DEFAULTS["autocast"]
     packed: PackedWeight | None = None
 
     def __init__(
@@ -59,17 +66,23 @@ class Linear(torch.nn.Linear):
         kernel: str = "auto",
         precision: str = "fp32",
         activation: str = "none",
+        autocast: str = "torch",
     ) -> None:
         """As the class says."""
         _checks.check_options("Linear", KERNELS["sgemm"], kernel, precision, activation)
+        check_autocast("Linear", autocast)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.kernel = kernel
         self.precision = precision
         self.activation = activation
+        self.autocast = autocast
 
     def forward(self, input: Tensor) -> Tensor:
         """activation(input weight^T + bias): (..., in_features) -> (..., out_features)."""
         weight: Any = self.weight
+        if is_torchs(weight, self.autocast):
+            out = F.linear(input, weight, self.bias)
+            return out if self.activation == "none" else ACTIVATIONS[self.activation](out)
         if self.packed is not None and not is_compiling():
             if self.training:
                 self.packed.renew()
@@ -147,6 +160,7 @@ class Linear(torch.nn.Linear):
         kernel: str | None = None,
         precision: str | None = None,
         activation: str | None = None,
+        autocast: str | None = None,
     ) -> Linear:
         """A new module that shares the parameters of ``module``, and its training mode.
 
@@ -165,6 +179,7 @@ class Linear(torch.nn.Linear):
             raise TypeError(f"from_linear: needs a torch.nn.Linear as it is; this one: {reason}")
         _must_have_parameters("from_linear", module)
         given = {"kernel": kernel, "precision": precision, "activation": activation}
+        given["autocast"] = autocast
         options = {
             key: getattr(module, key) if ours else default for key, default in DEFAULTS.items()
         }

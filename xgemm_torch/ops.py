@@ -57,12 +57,13 @@ KERNELS: dict[str, tuple[str, ...]] = {
 }
 """The values that ``kernel`` may have, by operator."""
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
 }
+"""ATen's functions, where an activation is not part of the product."""
 
 _LIB = torch.library.Library("xgemm", "DEF")
 
@@ -383,7 +384,7 @@ def _differentiable(
     if apart:
         flags = {key: value for key, value in flags.items() if key not in apart}
     out = (_Transformed if _functorch_active() else _Plain).apply(name, a, b, c, flags, keyset)
-    return out if activation == "none" else _ACTIVATIONS[activation](out)
+    return out if activation == "none" else ACTIVATIONS[activation](out)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,0 +1,31 @@
+"""When the product of a layer of ours is torch's own: where it is none of float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+AUTOCASTS = ("torch", "float32")
+"""What a layer may do under autocast: what torch's does, or compute and give float32."""
+
+
+def check_autocast(name: str, autocast: object) -> None:
+    """Raise ValueError unless ``autocast`` is one of `AUTOCASTS`."""
+    if autocast not in AUTOCASTS:
+        raise ValueError(f"{name}: autocast must be 'torch' or 'float32', got {autocast!r}")
+
+
+def is_torchs(weight: Tensor, autocast: str) -> bool:
+    """Whether a layer's product is torch's own.
+
+    Its weight is of another dtype than float32, as after ``module.bfloat16()``, or autocast would
+    cast it and ``autocast`` says "torch".
+    """
+    if weight.dtype is not torch.float32:
+        return True
+    if autocast == "float32" or weight.is_meta:
+        return False
+    device = weight.device.type
+    return (
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is not torch.float32
+    )
