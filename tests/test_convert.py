@@ -420,7 +420,8 @@ def test_attention_and_the_encoders_fast_path_are_reported():
     assert not found["0.self_attn.out_proj"][0]
     assert found["0.linear1"][0]
     assert found["0.linear2"][0]
-    (note,) = report.notes
+    note, last = report.notes
+    assert last == NOTE
     assert "fast path bypasses 0.linear1, 0.linear2" in note
     assert note in str(report)
     calls = []
@@ -546,3 +547,222 @@ def test_modules_move_between_devices():
     torch.testing.assert_close(model(x.cuda()).cpu(), want)
     xgemm_torch.revert(model)
     assert model[0].weight.is_cuda
+
+
+# ------------------------------------------------------------------------------ what is left
+
+
+class Experts(nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(4, 6, 8).to(dtype))
+        self.down_proj = nn.Parameter(torch.randn(4, 6, 3).to(dtype))
+        self.down_proj_bias = nn.Parameter(torch.zeros(4, 3).to(dtype))
+
+    def forward(self, x):
+        return torch.bmm(torch.bmm(x.expand(4, -1, -1), self.gate_up_proj)[..., :6], self.down_proj)
+
+
+class Holder(nn.Module):
+    """With no factor of a product among its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.ones(1, 9, 8))
+        self.position_bias = nn.Parameter(torch.ones(9, 8))
+        self.queries = nn.Parameter(torch.ones(1, 8))
+        self.gain = nn.Parameter(torch.ones(8))
+        self.spectral = nn.Parameter(torch.ones(3, 3, dtype=torch.complex64))
+        self.lazy = nn.UninitializedParameter()
+
+
+class Table(nn.Embedding):
+    pass
+
+
+HOLD = {
+    "experts": (Experts, "has matrices that are no layer's: gate_up_proj (4, 6, 8), down_proj"),
+    "list": (
+        lambda: nn.ParameterList([torch.ones(2, 2)] * 4),
+        "has matrices that are no layer's: 0 (2, 2), 1 (2, 2), 2 (2, 2) and 1 more",
+    ),
+    "lstm": (lambda: nn.LSTM(3, 4), "torch computes LSTM's products in a function of its own"),
+    "cell": (lambda: nn.GRUCell(3, 4), "torch computes GRUCell's products"),
+    "attention": (lambda: nn.MultiheadAttention(4, 2), "its input projection is no module"),
+}
+NOTE = (
+    "products of modules that were not swapped are torch's; inside xgemm_torch.patch() they go "
+    "through xgemm, too"
+)
+
+
+@pytest.mark.parametrize("name", HOLD)
+def test_modules_that_hold_matrices_have_a_row(name):
+    make, reason = HOLD[name]
+    model = nn.Sequential(make(), nn.Linear(2, 2))
+    report = xgemm_torch.convert(model)
+    swapped, why = rows(report)["0"]
+    assert not swapped
+    assert reason in why
+    assert rows(report)["1"][0]
+    assert report.notes[-1] == NOTE
+    assert str(report).splitlines()[-1] == f"note: {NOTE}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Holder,
+        lambda: Table(4, 4),
+        lambda: nn.Conv1d(4, 4, 1),
+        lambda: nn.BatchNorm1d(3),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 2)),
+    ],
+)
+def test_modules_that_hold_no_factors_have_none(make):
+    report = xgemm_torch.convert(nn.Sequential(make(), nn.Linear(2, 2)))
+    assert list(rows(report)) == ["1"]
+    assert report.notes == ()
+
+
+def test_patch_is_named_only_where_it_would_take_something():
+    for model, options in (
+        (mlp(), {}),
+        (mlp().double(), {}),
+        (Experts(torch.bfloat16), {}),
+        (mlp(), {"filter_fn": lambda module, fqn: False}),
+        (nn.Sequential(Linear(2, 2), nn.Bilinear(2, 2, 2), nn.LazyLinear(2)), {}),
+    ):
+        assert NOTE not in xgemm_torch.convert(model, **options).notes
+
+
+def test_patch_takes_what_the_note_says():
+    model, x = nn.Sequential(Experts(), nn.Linear(3, 2)), problems.normal(5, 6)
+    want = model(x)
+    xgemm_torch.convert(model)
+    with xgemm_torch.patch(min_flops=0) as p:
+        got = model(x)
+    torch.testing.assert_close(got, want)
+    assert {row.product: row.calls for row in p} == {"bmm": 2, "xgemm.sgemm": 1}
+
+
+# ------------------------------------------------------------------------------ types=
+
+
+class Falcons(nn.Linear):
+    """As FalconLinear: the product as an operator, the bias added."""
+
+    def forward(self, input):
+        hidden = input @ self.weight.T
+        return hidden if self.bias is None else hidden + self.bias
+
+
+class Timms(nn.Linear):
+    """As timm's Linear, with something of its own besides."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls = 0
+
+    def forward(self, input):
+        return nn.functional.linear(input, self.weight, self.bias)
+
+    def extra_repr(self):
+        return f"timm, {super().extra_repr()}"
+
+
+class Clash(nn.Linear):
+    kernel = 3
+
+
+@pytest.mark.parametrize("kind", [Falcons, Timms])
+@pytest.mark.parametrize("bias", [True, False])
+def test_types_are_swapped_and_come_back(kind, bias):
+    model = nn.Sequential(kind(4, 8, bias=bias), nn.ReLU(), nn.Linear(8, 3))
+    x = problems.normal(5, 4).requires_grad_()
+    want, before, keys = model(x), state(model), list(model.state_dict())
+    (wanted,) = torch.autograd.grad(want.sum(), x)
+    assert not rows(xgemm_torch.convert(copy.deepcopy(model)))["0"][0]
+    report = xgemm_torch.convert(model, types=kind, precision="ieee")
+    assert rows(report)["0"] == (True, "kernel=auto, precision=ieee")
+    assert report[0].type.endswith(kind.__name__)
+    assert isinstance(model[0], kind)
+    assert isinstance(model[0], Linear)
+    assert type(model[0]).__name__ == kind.__name__
+    assert list(model.state_dict()) == keys
+    got = model(x)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], wanted)
+    with torch.no_grad():
+        ieee = xgemm_torch.linear(x, model[0].weight, model[0].bias, precision="ieee")
+        assert torch.equal(model[0](x), ieee)
+    assert ("timm, " in repr(model[0])) == (kind is Timms)
+    assert rows(xgemm_torch.convert(model, types=[kind]))["0"] == (False, "is one already")
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), _saved(model)):
+        assert type(again[0]) is type(model[0])
+        assert torch.equal(again(x), got)
+        assert rows(xgemm_torch.revert(again))["0"][1].endswith(f".{kind.__name__} again")
+        assert type(again[0]) is kind
+    xgemm_torch.revert(model)
+    assert type(model[0]) is kind
+    assert state(model) == before
+    assert torch.equal(model(x), want)
+
+
+def _saved(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def test_types_are_exact_and_checked_like_others():
+    class Deeper(Falcons):
+        pass
+
+    replaced, half = Falcons(4, 4), Falcons(4, 4).half()
+    replaced.forward = lambda x: x
+    model = nn.Sequential(Deeper(4, 4), replaced, half, Clash(4, 4), Falcons(2, 4), Falcons(4, 4))
+    report = xgemm_torch.convert(model, types=(Falcons, Clash), min_features=3)
+    reasons = [row.reason for row in report]
+    assert "a subclass of torch.nn.Linear, Deeper" in reasons[0]
+    assert "convert(types=)" in reasons[0]
+    assert reasons[1:5] == [
+        "its forward was replaced on the instance",
+        "its weight is float16, not float32",
+        "has an attribute kernel of its own, which means something else here",
+        "fewer than 3 features",
+    ]
+    assert [row.fqn for row in report.swapped] == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("types", "text"),
+    [
+        ([nn.Linear], "types are subclasses of torch.nn.Linear, got Linear"),
+        ([nn.Conv2d], "got Conv2d"),
+        (["FalconLinear"], "got 'FalconLinear'"),
+        (3, "got 3"),
+        (nn.Conv2d, "got Conv2d"),
+        ([Linear], "types has Linear, whose product is ours already"),
+    ],
+)
+def test_types_that_are_none(types, text):
+    model = mlp()
+    with pytest.raises(TypeError, match=f"convert: .*{text}"):
+        xgemm_torch.convert(model, types=types)
+    assert type(model[0]) is nn.Linear
+
+
+def test_types_compile(fresh_dynamo):
+    model, x = nn.Sequential(Falcons(4, 4), nn.ReLU()), problems.normal(3, 4)
+    want = model(x)
+    xgemm_torch.convert(model, types=[Falcons])
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(x), want)
+    assert any("sgemm" in name for name in seen)

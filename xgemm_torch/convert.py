@@ -7,16 +7,17 @@ exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from . import _checks, conv1d
-from .linears import obstacle
+from .linears import obstacle, replaced
 from .nn import DEFAULTS, Linear
 from .ops import KERNELS
+from .opted import check_types, opted
 from .stock import check_autocast
 
 MARK = "_xgemm_swapped"
@@ -48,7 +49,8 @@ class ConvertReport:
     """What ``convert`` or ``revert`` did: iterable over its rows; ``str()`` gives a table.
 
     Attributes:
-        rows: one for each Linear-like module, in the model's order.
+        rows: one for each module that is like a Linear or holds matrices itself, in the model's
+            order.
         notes: what to know besides.
     """
 
@@ -98,6 +100,7 @@ def convert(
     precision: str = "fp32",
     min_features: int = 0,
     autocast: str = "torch",
+    types: Iterable[type[nn.Linear]] | type[nn.Linear] = (),
 ) -> ConvertReport:
     """Make the ``torch.nn.Linear`` modules of ``model`` ``xgemm_torch.nn.Linear``, in place.
 
@@ -105,9 +108,11 @@ def convert(
     every module under autocast, unless ``autocast="float32"``.
 
     Only modules whose class is exactly ``torch.nn.Linear`` are swapped: a subclass has a meaning of
-    its own. So are those of transformers' ``Conv1D``, GPT-2's Linear. The report has a row for each
-    module that looks like a Linear, swapped or not, and says why. An error, one that ``filter_fn``
-    raises too, leaves the model as it was. A model may be converted before or after
+    its own, unless ``types`` has it. So are those of transformers' ``Conv1D``, GPT-2's Linear. The
+    report has a row for each module that looks like a Linear or holds matrices itself (experts,
+    RNNs, attention's input projection), swapped or not, and says why; products of what is not
+    swapped are for ``xgemm_torch.patch()``. An error, one that ``filter_fn`` raises too, leaves the
+    model as it was. A model may be converted before or after
     ``torch.compile``; its graphs are compiled anew. Convert before ``fully_shard``, which changes
     the classes of modules itself.
 
@@ -123,18 +128,23 @@ def convert(
         min_features: leave modules with fewer input or output features than this.
         autocast: "torch": under autocast modules are torch's own, in its dtype; "float32": they
             compute in float32 and give float32.
+        types: a subclass of ``torch.nn.Linear``, or several, to swap modules of exactly those, too:
+            classes whose forward gives ``F.linear(input, weight, bias)``, as that of transformers'
+            ``FalconLinear`` does. It is not called any more; all else of theirs stays.
 
     Returns:
         What was swapped, what was not, and why.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or ``types`` has what is no subclass of Linear.
         ValueError: an unknown kernel, precision or way under autocast.
     """
     _must_be_module("convert", model)
     _checks.check_options("convert", KERNELS["sgemm"], kernel, precision)
     check_autocast("convert", autocast)
+    more = check_types(types)
     rows: list[Row] = []
+    left = False
     chosen: list[nn.Module] = []
     first_name: dict[int, str] = {}
     for fqn, module in model.named_modules(remove_duplicate=False):
@@ -145,9 +155,10 @@ def convert(
                 rows.append(Row(fqn, done.type, done.swapped, f"the same module as {done.fqn}"))
             continue
         first_name[id(module)] = fqn
-        reason = _obstacle(module)
+        reason = _obstacle(module, more)
         if reason is None:
             continue
+        left |= bool(reason) and _multiplies(module)
         if not reason and min(module.weight.shape) < min_features:
             reason = f"fewer than {min_features} features"
         if not reason and filter_fn is not None and not filter_fn(module, fqn):
@@ -162,6 +173,11 @@ def convert(
         notes += _forget_graphs(model)
     elif not rows:
         notes.append(f"no module of {type(model).__name__} looks like a Linear; it is as it was")
+    if left:
+        notes.append(
+            "products of modules that were not swapped are torch's; inside xgemm_torch.patch() "
+            "they go through xgemm, too"
+        )
     return ConvertReport(tuple(rows), tuple(notes))
 
 
@@ -198,7 +214,8 @@ def revert(model: nn.Module) -> ConvertReport:
             for attribute in _TAKEN:
                 vars(module).pop(attribute, None)
             module.__class__ = stock
-            again = "torch.nn.Linear" if stock is nn.Linear else f"{stock.__module__}.Conv1D"
+            named = f"{stock.__module__}.{stock.__qualname__}"
+            again = "torch.nn.Linear" if stock is nn.Linear else named
             rows.append(Row(fqn, name, True, f"{again} again"))
     notes = _forget_graphs(model) if any(row.swapped for row in rows) else []
     return ConvertReport(tuple(rows), tuple(notes))
@@ -222,21 +239,38 @@ def _stock(kind: type[nn.Module]) -> type[nn.Module] | None:
     if kind is Linear:
         return nn.Linear
     stock = vars(kind).get("stock")
-    return stock if stock is not None and kind is conv1d.product_of(stock) else None
+    return stock if stock is not None and kind is _with_ours(stock) else None
+
+
+def _with_ours(stock: type[nn.Module]) -> type[nn.Module]:
+    """The class that a module of class ``stock`` gets."""
+    if stock is nn.Linear:
+        return Linear
+    return opted(stock) if issubclass(stock, nn.Linear) else conv1d.product_of(stock)
 
 
 def _swap(module: nn.Module, options: dict[str, str]) -> None:
     # Attributes of the instance, always: torch 2.11's compiled graphs see a new class only when
     # the module's dictionary has changed too.
     vars(module).update({**options, MARK: True})
-    kind = type(module)
-    module.__class__ = Linear if kind is nn.Linear else conv1d.product_of(kind)
+    module.__class__ = _with_ours(type(module))
 
 
-def _obstacle(module: nn.Module) -> str | None:
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module that cannot be swapped has float32 products of its own, for ``patch``."""
+    return (
+        not _is_ours(module)
+        and not isinstance(module, (nn.LazyLinear, nn.Bilinear))
+        and any(t.dtype is torch.float32 for t in module.parameters())
+    )
+
+
+def _obstacle(module: nn.Module, types: frozenset[type[nn.Linear]]) -> str | None:
     """Why a module cannot be swapped, "" where it can, None where it is nothing like a Linear."""
     if _is_ours(module):
         return "is one already"
+    if type(module) in types:
+        return replaced(module) or _unfit(module)
     return _unfit(module) if (reason := obstacle(module)) == "" else reason
 
 
@@ -244,7 +278,8 @@ def _unfit(module: nn.Module) -> str:
     """What of a Linear does not go together with ours; "" where all does."""
     taken = vars(module), module._parameters, module._buffers, module._modules
     for name in _TAKEN if MARK not in vars(module) else ():
-        if any(name in names for names in taken):
+        own = type(module) is not nn.Linear and hasattr(type(module), name)
+        if own or any(name in names for names in taken):
             return f"has an attribute {name} of its own, which means something else here"
     for arg in ("weight", "bias"):
         t = getattr(module, arg, None)

@@ -1,4 +1,7 @@
-"""Which modules are a ``torch.nn.Linear``, or transformers' ``Conv1D``, and nothing besides."""
+"""Which modules are a ``torch.nn.Linear``, or transformers' ``Conv1D``, and nothing besides.
+
+And which others multiply by matrices that they hold themselves, for a report to name them.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,50 @@ def obstacle(module: nn.Module) -> str | None:
     if nn.utils.parametrize.is_parametrized(module) and isinstance(module, nn.Linear):
         return "parametrized; its class computes the parameters"
     if isinstance(module, nn.Linear):
-        return f"a subclass of torch.nn.Linear, {kind.__name__}, which may mean something else"
+        return (
+            f"a subclass of torch.nn.Linear, {kind.__name__}, which may mean something else; "
+            "if its forward is F.linear, convert(types=) takes it"
+        )
     if any(map(is_conv1d, kind.__mro__)):
         return f"a subclass of transformers' Conv1D, {kind.__name__}"
     if isinstance(module, nn.Bilinear):
         return "a bilinear form is no matrix product"
     if "Linear" in kind.__name__ or "linear" in kind.__module__.rpartition(".")[2]:
         return "no torch.nn.Linear" if getattr(module, "weight", None) is not None else None
-    return None
+    return _matrices(module)
+
+
+_HOLDERS = (nn.ParameterList, nn.ParameterDict)
+# In a parameter's name: what is looked up or added.
+_NO_FACTORS = ("embed", "token", "pos", "bias", "table", "scale", "norm", "gamma", "beta")
+
+
+def _matrices(module: nn.Module) -> str | None:
+    """What a module holds that may be a factor of products, in words; None for nothing.
+
+    Parameters of two or three dimensions, as those of experts, that belong to none of torch's own
+    layers, which look them up (Embedding) or convolve with them.
+    """
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return f"torch computes {type(module).__name__}'s products in a function of its own"
+    known = any(
+        kind.__module__.startswith("torch.")
+        and kind not in (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, *_HOLDERS)
+        for kind in type(module).__mro__
+    )
+    found = [
+        f"{name} {tuple(t.shape)}"
+        for name, t in ([] if known else module.named_parameters(recurse=False))
+        if not isinstance(t, nn.parameter.UninitializedTensorMixin)
+        and t.is_floating_point()
+        and t.dim() in (2, 3)
+        and min(t.shape) > 1
+        and not any(word in name.lower() for word in _NO_FACTORS)
+    ]
+    if not found:
+        return None
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"has matrices that are no layer's: {', '.join(found[:3])}{more}"
 
 
 def replaced(module: nn.Module) -> str:
