@@ -1119,3 +1119,76 @@ def test_attention_in_one_operator_is_counted():
     (row,) = p.rows
     assert (row.taken, row.reason) == (False, "one operator, no product to take")
     assert "scaled_dot_product" in row.product
+    assert row.flops == 2 * (2 * 2 * 16 * 16 * 8)
+    assert "unknown" not in str(p)
+
+
+GROUPED = {
+    "rows": ((10, 8), (2, 8, 6), [4, 10]),
+    "rows, an empty group": ((10, 8), (3, 8, 6), [4, 4, 10]),
+    "columns": ((2, 5, 8), (8, 12), [4, 12]),
+    "inner sizes": ((5, 12), (12, 8), [4, 4, 12]),
+    "batches": ((2, 5, 8), (2, 8, 6), None),
+}
+
+
+@on_every_device
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_grouped_mm"), reason="not in this torch")
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_products(name, device):
+    """Values, strides and gradients; of lower precision torch's one kernel is left alone."""
+    left, right, ends = GROUPED[name]
+
+    def operand(*shape):  # torch wants rows of 16 bytes
+        rows = torch.zeros(*shape[:-1], -(-shape[-1] // 4) * 4)
+        rows[..., : shape[-1]] = _a(*shape)
+        return rows.to(device)[..., : shape[-1]].requires_grad_()
+
+    a, b = operand(*left), operand(*right)
+    offs = None if ends is None else torch.tensor(ends, dtype=torch.int32, device=device)
+    flops = 2 * (2 if name == "batches" else 1) * left[-2] * left[-1] * right[-1]
+
+    def run():
+        out = torch.ops.aten._grouped_mm(a, b, offs)
+        grads = torch.autograd.grad(out.sin().sum(), (a, b)) if right[-1] % 4 == 0 else ()
+        return out, *grads
+
+    want = run()
+    with everything() as p:
+        got = run()
+    close(got, want)
+    assert [t.stride() for t in got] == [t.stride() for t in want]
+    assert p.left == 0
+    assert [(r.product, r.calls, r.flops) for r in p][0] == (
+        "_grouped_mm", len(want), flops * len(want),
+    )  # fmt: skip
+    with xgemm_torch.patch(min_flops=flops + 1) as small, torch.no_grad():
+        run_once = torch.ops.aten._grouped_mm(a, b, offs)
+    close(run_once, want[0])
+    assert (small.taken, small.left) == (0, 1)
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_grouped_mm"), reason="not in this torch")
+def test_grouped_products_that_are_wrong_are_torchs():
+    a, b, offs = _a(12, 8), _a(2, 8, 8), torch.tensor([4, 12], dtype=torch.int32)
+    for args in (
+        (_a(12, 6)[:, :6], _a(2, 6, 8), offs),
+        (a, _a(2, 7, 8), offs),
+        (a, b, None),
+        (a, b, offs.long()),
+        (a, b, offs[:1]),
+        (a, b[0], offs, torch.ones(8)),
+    ):
+        with pytest.raises(Exception) as want:  # noqa: B017, PT011
+            torch.ops.aten._grouped_mm(*args)
+        with everything(), pytest.raises(want.type, match=re.escape(str(want.value))):
+            torch.ops.aten._grouped_mm(*args)
+    with everything() as p:
+        torch.ops.aten._grouped_mm(a.bfloat16(), b.bfloat16(), offs)
+    assert reasons(p) == {"bfloat16"}
+
+
+def test_unknown_flops_are_said_to_be():
+    with everything() as p:
+        F.bilinear(A, B, _a(3, 4, 4))
+    assert str(p).endswith("; 1 of the others have unknown FLOP")
