@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -26,8 +26,6 @@ from .ops import OPS
 _SGEMM, _SGEMM_OUT = OPS["sgemm"], torch.ops.xgemm.sgemm.out
 _CALL, _OUT = _SGEMM._op, _SGEMM_OUT._op
 _FLOAT32, _STRIDED = torch.float32, torch.strided
-_frames = torch._C._dynamo.eval_frame
-_SKIP = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
 _DEVICES = frozenset({"cpu", "cuda"})
 _MOST = 3.4e38  # a finite factor beyond it has no float32: torch says so
 # What a call raises that does not fit; sizes() of a nested tensor raises the last of them.
@@ -443,19 +441,28 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         return 0
 
 
-def _skip(code: CodeType) -> None:
-    """Have Dynamo leave a function alone, and what it calls.
+def _functions() -> Iterator[CodeType]:
+    """The code of what a call runs."""
+    for function in (_torch_dispatch, _of_subclasses, _reason, _flops, Tally.leave):
+        yield function.__code__
+    for factory in (_product, _grouped, _composite, _inseparable, _ours):
+        yield from filter(inspect.iscode, factory.__code__.co_consts)
 
-    torch wraps ``__torch_dispatch__`` in ``torch._disable_dynamo`` for this, which imports Dynamo,
-    and takes 0.6 us for each call of any operator.
+
+def _without_dynamo() -> Callable[..., Any]:
+    """``_torch_dispatch``, which Dynamo leaves alone, with what it calls, by a flag of its code.
+
+    torch wraps the method that a class is made with in ``torch._disable_dynamo`` for this, which
+    imports Dynamo, and takes 0.6 us for each call of any operator.
     """
-    _frames.set_code_exec_strategy(code, _SKIP)
+    frames = torch._C._dynamo.eval_frame
+    try:
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        for code in _functions():
+            frames.set_code_exec_strategy(code, skip)
+    except AttributeError:  # names that are not public
+        return torch._disable_dynamo(_torch_dispatch)
+    return _torch_dispatch
 
 
-for _function in (_torch_dispatch, _of_subclasses, _reason, _flops, Tally.leave):
-    _skip(_function.__code__)
-for _factory in (_product, _grouped, _composite, _inseparable, _ours):
-    for _constant in _factory.__code__.co_consts:
-        if inspect.iscode(_constant):
-            _skip(_constant)
-Mode.__torch_dispatch__ = _torch_dispatch  # now: what the class is made with, torch wraps
+Mode.__torch_dispatch__ = _without_dynamo()
