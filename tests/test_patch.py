@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -360,10 +361,24 @@ def test_what_does_not_fit_is_torchs(reason):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
-def test_resizing_warns_as_torch_does():
-    with everything() as p, pytest.warns(UserWarning, match="was resized since it had shape"):
-        out = torch.mm(A, B, out=torch.empty(2, 2))
-    close(out, A @ B)
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (lambda out: torch.mm(A, B, out=out), (2, 2)),
+        (lambda out: torch.addmv(A[0], A, B[0], out=out), (4, 1)),
+        (lambda out: torch.mv(A, B[0], out=out), ()),
+        (lambda out: torch.addbmm(A, _a(2, 4, 4), _a(2, 4, 4), out=out), (1, 4, 4)),
+        (lambda out: torch.bmm(_a(2, 4, 4), _a(2, 4, 4), out=out), (8, 4)),
+    ],
+)
+def test_resizing_warns_as_torch_does(call, shape):
+    with warnings.catch_warnings(record=True) as wanted:
+        want = call(torch.empty(shape))
+    with everything() as p, warnings.catch_warnings(record=True) as warned:
+        out = call(torch.empty(shape))
+    assert [str(w.message) for w in warned] == [str(w.message) for w in wanted]
+    assert out.shape == want.shape
+    close(out, want)
     assert reasons(p) == {"out= of another shape"}
 
 

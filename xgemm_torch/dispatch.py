@@ -332,11 +332,9 @@ def _product(
             return result.squeeze(1) if column else result
         target = out = c if place == "self" else kwargs["out"]
         if operands is not None:
-            if column:
-                if target.dim() != 1:
-                    return None
-                out = target.unsqueeze(1)
             a, b, c = operands(a, b, c)
+            if column:
+                out = target.unsqueeze(1)
         _OUT(a, b, c, out=out, **flags)
         return target
 
