@@ -122,7 +122,7 @@ def _functorch_probe() -> Callable[[], bool]:
 
 
 _functorch_active = _functorch_probe()
-_any_autocast: Callable[[], bool] = getattr(
+any_autocast: Callable[[], bool] = getattr(
     torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled
 )
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -374,7 +374,7 @@ def _differentiable(
     keyset: torch._C.DispatchKeySet | None = None,
 ) -> Tensor:
     """One product as an autograd Function; the activation is ATen's, which has derivatives."""
-    if keyset is None and _any_autocast():
+    if keyset is None and any_autocast():
         # Below a Function's forward it is too late: the operands kept would be the uncast ones.
         a, b, c = _float32(a), _float32(b), _float32(c)
     activation = flags.get("activation", "none")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+
+from .ops import any_autocast
 
 AUTOCASTS = ("torch", "float32")
 """What a layer may do under autocast: what torch's does, or compute and give float32."""
@@ -23,6 +26,8 @@ def is_torchs(weight: Tensor, autocast: str) -> bool:
     """
     if weight.dtype is not torch.float32:
         return True
+    if not is_compiling() and not any_autocast():  # at once: every call of a layer asks
+        return False
     if autocast == "float32" or weight.is_meta:
         return False
     device = weight.device.type
