@@ -20,7 +20,7 @@ constexpr int kUnitRows = 64;  // of D; a unit has 64 or 128 columns
 // longer than the unit, whose K is cut, and of a short one the unit is as quick, and its
 // other results have the chain's errors.
 constexpr uint32_t kMostListed = 16;
-XGEMM_HD uint32_t most_listed(int64_t k) { return k < 64 ? 0 : k <= 8192 ? kMostListed : 4; }
+XGEMM_HD uint32_t most_listed(int64_t k) { return k < 64 ? 0 : k <= 4096 ? kMostListed : 4; }
 
 // The map, written by whoever has computed a unit: its Fate and, in the bits from 8 on, how many
 // results are listed.
@@ -133,7 +133,7 @@ template <int kThreads>
 __device__ __forceinline__ void recompute_one(const Gemm& g, int64_t i, int64_t j,
                                               float (&of_warps)[kThreads / 32]) {
   float sum = 0.f;
-#pragma unroll 32
+#pragma unroll 16
   for (int64_t k = threadIdx.x; k < g.k; k += kThreads) sum = fmaf(g.a(i, k), g.b(k, j), sum);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
