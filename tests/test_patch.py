@@ -110,7 +110,7 @@ PRODUCTS = [
 NO_PRODUCTS = ["dot", "outer", "linalg.vecdot", "inner", "nn.functional.bilinear"]
 """Operators that are none to the dispatcher; torch's samples of inner are vectors."""
 IN_FLOAT32 = ["cov", "nn.functional.scaled_dot_product_attention"]
-"""Those that compute lower precisions in float32, on a CPU."""
+"""Those that compute lower precisions in float32, on some devices."""
 FEW = 24  # samples of an operator
 
 
@@ -126,7 +126,7 @@ def samples(name: str, dtype: torch.dtype, device: str, grad: bool) -> list[Any]
 
 
 def results(name: str, given: list[Any], grad: bool) -> list[Any]:
-    """Results, and gradients by one seed."""
+    """Results, and gradients by weights of both signs."""
     op = opinfos()[name]
     found = []
     for sample in given:
@@ -140,7 +140,8 @@ def results(name: str, given: list[Any], grad: bool) -> list[Any]:
             for t in tree_leaves((sample.input, sample.args, sample.kwargs))
             if isinstance(t, Tensor) and t.requires_grad
         ]
-        found.append(torch.autograd.grad(first.sin().sum(), leaves, allow_unused=True))
+        weights = torch.linspace(-1, 1, first.numel(), dtype=first.dtype, device=first.device)
+        found.append(torch.autograd.grad(first, leaves, weights.view_as(first), allow_unused=True))
     return found
 
 
@@ -166,7 +167,8 @@ def test_other_dtypes_are_torchs(name, dtype, device):
     want = results(name, given, False)
     with everything() as p:
         got = results(name, given, False)
-    exact = {} if dtype.is_complex else {"rtol": 0, "atol": 0}  # torch's own differ by alignment
+    # torch's own complex products differ by alignment.
+    exact = {} if dtype.is_complex or name in IN_FLOAT32 else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(got, want, equal_nan=True, **exact)
     if name not in IN_FLOAT32:
         assert p.taken == 0
