@@ -32,6 +32,10 @@ COMMANDS = {
         "tools.accuracy",
         "errors beside the strict chain, TF32 and torch.mm, on all kinds of data",
     ),
+    "exercise": (
+        "course.command",
+        "the course: make an exercise's file, --check it in the emulator, --hint, --solution",
+    ),
 }
 
 

@@ -1,0 +1,194 @@
+"""``xgemm exercise``: lists the exercises, hands one out, grades it, helps with it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import check, truth
+from .exercise import KINDS, SOLUTION, Exercise, exercises, find
+from .progress import Progress, State
+
+FOLDER = Path("exercises")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``exercise``."""
+    parser.add_argument(
+        "exercise", nargs="?", help="number or name; alone: make its file. Left out: list all"
+    )
+    do = parser.add_mutually_exclusive_group()
+    do.add_argument("--check", action="store_true", help="grade your file; without a number all")
+    do.add_argument("--hint", action="store_true", help="one more hint each time")
+    do.add_argument("--solution", action="store_true", help="the model solution")
+    do.add_argument(
+        "--answer", nargs="+", metavar="ANSWER", help="to the questions of a prediction, in order"
+    )
+    parser.add_argument("--force", action="store_true", help="begin anew; the old file gets .old")
+    parser.add_argument("--yes", action="store_true", help="the solution, though nothing was tried")
+    parser.add_argument(
+        "--dir", type=Path, default=FOLDER, help="where your files are (default: %(default)s)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked; returns 1 where a check failed, else 0."""
+    progress = Progress(options.dir)
+    if progress.trouble:
+        print(f"note: {progress.trouble}", file=sys.stderr)
+    if options.exercise is None:
+        if options.hint or options.solution or options.answer or options.force:
+            raise ValueError("exercise: of which one? Give its number")
+        return _check_all(options.dir, progress) if options.check else _list(progress)
+    chosen = find(options.exercise)
+    path = options.dir / chosen.file_name
+    if options.check or options.answer:
+        return _check(chosen, path, progress, options.answer)
+    if options.hint:
+        return _hint(chosen, progress)
+    if options.solution:
+        return _solution(chosen, progress, yes=options.yes)
+    return _hand_out(chosen, path, progress, force=options.force)
+
+
+def _save(progress: Progress) -> None:
+    before = progress.trouble
+    progress.save()
+    if progress.trouble != before:
+        print(f"note: {progress.trouble}", file=sys.stderr)
+
+
+def _status(state: State) -> str:
+    if state.solved:
+        return "solved"
+    if state.checks:
+        return f"tried {state.checks}x: {state.last}"
+    return ""
+
+
+def _list(progress: Progress) -> int:
+    rows = [
+        (str(e.number), e.title, KINDS[e.kind], e.stage, _status(progress.of(e.stem)))
+        for e in exercises()
+    ]
+    try:
+        from ..console import Column, Fitted, console
+    except ModuleNotFoundError:  # without the extra "cli"
+        for row in rows:
+            print("{:>3}  {:52} {:13} {:22} {}".format(*row).rstrip())
+    else:
+        table = Fitted(
+            "",
+            [
+                Column("#", right=True),
+                Column("exercise", words=24),
+                Column("what to do", spare=2),
+                Column("stage of the ladder", spare=1),
+                Column("progress", words=8),
+            ],
+        )
+        for row in rows:
+            table.add_row(*row)
+        console().print(table)
+    solved = sum(progress.of(e.stem).solved for e in exercises())
+    print(f"\n{solved} of {len(rows)} solved. Begin one: xgemm exercise 1")
+    return 0
+
+
+def _hand_out(chosen: Exercise, path: Path, progress: Progress, *, force: bool) -> int:
+    if path.exists() and not force:
+        print(f"{path} is there already and is left as it is; --force begins anew.")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.old"))
+        path.write_text(chosen.render(), encoding="utf-8")
+        print(f"made {path}")
+    print()
+    for line in chosen.text:
+        print(line.removeprefix("//").removeprefix(" "))
+    for question in chosen.questions:
+        print(f"\n{question.name}: {question.ask}")
+    print(f"\nThen: xgemm exercise {chosen.number} --check    Stuck: --hint")
+    return 0
+
+
+def _check(
+    chosen: Exercise, path: Path, progress: Progress, answers: list[str] | None = None
+) -> int:
+    if not path.exists() and answers is None:
+        raise ValueError(
+            f"exercise: there is no {path}; xgemm exercise {chosen.number} makes it, --dir says "
+            "where yours are"
+        )
+    say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
+    if answers is not None:
+        if chosen.kind != "predict":
+            raise ValueError(f"exercise: {chosen.number} has no questions; --check grades its file")
+        names = [question.name for question in chosen.questions]
+        if len(answers) != len(names):
+            raise ValueError(
+                f"exercise: {chosen.number} asks for {len(names)} answers ({', '.join(names)}), "
+                f"got {len(answers)}"
+            )
+        verdict = truth.check(chosen, dict(zip(names, answers, strict=True)), say)
+    else:
+        verdict = check.file(chosen, path, say=say)
+    state = progress.of(chosen.stem)
+    state.checks += 1
+    state.failed += not verdict.good
+    state.solved = state.solved or verdict.good
+    state.last = verdict.kind
+    for line in verdict.passed:
+        print(f"  right  {line}")
+    if verdict.good:
+        print(f"Exercise {chosen.number} is solved.")
+        if chosen.stage:
+            print(f"The stage of the ladder that does this: docs/ladder, {chosen.stage}")
+    else:
+        print(f"  WRONG  {verdict.kind}: {verdict.what}")
+        for number, line in verdict.lines.items():
+            print(f"         {path}:{number}: {line.strip()}")
+        if verdict.why:
+            print(f"\n{verdict.why}")
+        print(f"\nA hint: xgemm exercise {chosen.number} --hint")
+    _save(progress)
+    return 0 if verdict.good else 1
+
+
+def _check_all(folder: Path, progress: Progress) -> int:
+    there = [each for each in exercises() if (folder / each.file_name).exists()]
+    if not there:
+        raise ValueError(f"exercise: {folder} has no exercise's file; xgemm exercise 1 makes one")
+    failed = 0
+    for each in there:
+        print(f"{each.number:02d}. {each.title}")
+        failed |= _check(each, folder / each.file_name, progress)
+        print()
+    return failed
+
+
+def _hint(chosen: Exercise, progress: Progress) -> int:
+    state = progress.of(chosen.stem)
+    state.hints = min(state.hints + 1, len(chosen.hints))
+    for number, hint in enumerate(chosen.hints[: state.hints], 1):
+        print(f"hint {number} of {len(chosen.hints)}: {hint}")
+    if state.hints == len(chosen.hints):
+        print(f"There is no further one; the solution: xgemm exercise {chosen.number} --solution")
+    _save(progress)
+    return 0
+
+
+def _solution(chosen: Exercise, progress: Progress, *, yes: bool) -> int:
+    state = progress.of(chosen.stem)
+    if not (yes or state.solved or state.failed):
+        raise ValueError(
+            f"exercise: nothing was tried yet: xgemm exercise {chosen.number} --check first, or "
+            "--solution --yes"
+        )
+    for question in chosen.questions:
+        print(f"{question.name}: {truth.shown(truth.of(chosen, question))}. {question.because}")
+    if chosen.kind != "predict":
+        print(chosen.render(SOLUTION), end="")
+    return 0

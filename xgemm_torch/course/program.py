@@ -1,0 +1,220 @@
+"""A learner's file as a program: compiled by g++ for the emulator, alone, and asked questions.
+
+The emulator is compiled once, from the sources of csrc, into a folder of the user's cache that is
+named after them. A learner's file is then one compilation and one link. It runs in a process of its
+own: what it does wrong ends that process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SECONDS = 60  # that a program may run
+OLDEST = 11  # of g++, as in build_tools/compiler.py
+FMA = ("-mfma",) if platform.machine() in ("x86_64", "AMD64") else ()
+COMMON = ("-std=c++20", "-O1", "-Wno-unknown-pragmas", *FMA)
+# As build_tools/library.py compiles stages for the emulator, but less optimized.
+KERNEL = (
+    "-x", "c++", "-g1", "-ffp-contract=off", "-fno-strict-aliasing", "-DXGEMM_FLAVOUR=host",
+    "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0", "-Wall",
+    "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-function",
+)  # fmt: skip
+
+
+class CannotBuild(OSError):
+    """This machine has no compiler or no sources; the message says what would help."""
+
+
+class DoesNotCompile(Exception):
+    """A learner's file does not compile.
+
+    Attributes:
+        message: the compiler's words, from the first error on.
+    """
+
+    def __init__(self, message: str) -> None:
+        """Keep what the compiler said."""
+        super().__init__(message)
+        self.message = message
+
+
+def sources() -> Path:
+    """Find csrc: ``$XGEMM_CSRC``, a checkout's, or what was installed with the package.
+
+    Raises:
+        CannotBuild: there is none.
+    """
+    named = os.environ.get("XGEMM_CSRC", "")
+    folders = [Path(named)] if named else [HERE.parents[1] / "csrc", HERE.parent / "csrc"]
+    for folder in folders:
+        if (folder / "emulator" / "simt_control.h").exists():
+            return folder
+    raise CannotBuild(
+        f"exercises are compiled together with the emulator's sources, and there are none in "
+        f"{folders[0]}: run this in a checkout, or set XGEMM_CSRC to the folder csrc of one"
+    )
+
+
+def compiler() -> tuple[str, str]:
+    """Find g++; gives its path and version.
+
+    Raises:
+        CannotBuild: there is none, or it is too old, or it is another compiler.
+    """
+    wanted = os.environ.get("CXX", "").strip() or "g++"
+    path = shutil.which(wanted)
+    if path is None:
+        raise CannotBuild(
+            f"exercises are compiled by g++, and there is no {wanted}; on Debian: "
+            "apt-get install g++"
+        )
+    said = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+    ).stdout
+    match = re.search(r"\b(\d+)\.\d+\.\d+\b", said.partition("\n")[0])
+    if "Free Software Foundation" not in said or not match or int(match[1]) < OLDEST:
+        raise CannotBuild(f"{path} is no g++ of version {OLDEST} or newer; set CXX to one")
+    return path, match[0]
+
+
+def _cache() -> Path:
+    """A folder that can be written to: the user's cache, or one for temporary files."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    for folder in (Path(home), Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"):
+        wanted = folder / "xgemm_torch"
+        with contextlib.suppress(OSError):
+            wanted.mkdir(parents=True, exist_ok=True)
+            if os.access(wanted, os.W_OK) and wanted.stat().st_uid == os.getuid():
+                return wanted
+    return Path(tempfile.mkdtemp(prefix="xgemm_torch-"))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _emulator_files(csrc: Path) -> list[Path]:
+    return [*sorted(csrc.glob("emulator/*.cpp")), *sorted(csrc.glob("xgemm/*/*.cpp"))]
+
+
+def _name(csrc: Path, version: str) -> str:
+    """A name for the emulator that these sources, compiler and flags make."""
+    found = hashlib.sha256(repr((version, COMMON, platform.machine())).encode())
+    rooms = ("emulator/*", "xgemm/*/*", "xgemm/*/*/*.h")
+    files = sorted({path for room in rooms for path in csrc.glob(room) if path.is_file()})
+    for path in [*files, HERE / "grade.cpp"]:
+        if path.suffix in (".h", ".cpp", ".inc"):
+            found.update(path.name.encode() + b"\0" + path.read_bytes())
+    return f"emulator-{found.hexdigest()[:16]}"
+
+
+def emulator(say: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Give the objects that a learner's file is linked with; compiles them where they are missing.
+
+    Raises:
+        CannotBuild: there is no compiler, or there are no sources, or they do not compile.
+    """
+    csrc, (gxx, version) = sources(), compiler()
+    cache = _cache()
+    folder = cache / _name(csrc, version)
+    if not folder.is_dir():
+        with _locked(cache / "emulator.lock"):
+            if not folder.is_dir():
+                say("compiling the emulator, once: about half a minute on two cores")
+                _compile_emulator(gxx, csrc, folder)
+    return sorted(folder.glob("*.o"))
+
+
+def _compile_emulator(gxx: str, csrc: Path, folder: Path) -> None:
+    work = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+
+    def build(path: Path) -> None:
+        flags = [*COMMON, "-w", f"-I{csrc}", "-DXGEMM_WITH_CUDA=0"]
+        command = [gxx, *flags, "-c", str(path), "-o", str(work / f"{path.stem}.o")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise CannotBuild(f"the emulator does not compile: {done.stderr.strip()[:2000]}")
+
+    try:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+        with ThreadPoolExecutor(cores) as pool:
+            list(pool.map(build, [*_emulator_files(csrc), HERE / "grade.cpp"]))
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@dataclass
+class Program:
+    """A learner's file that has been compiled."""
+
+    path: Path
+    warnings: str
+
+    def ask(self, lines: Sequence[str], seconds: float = SECONDS) -> list[dict[str, Any]]:
+        """Ask grade.cpp's questions; gives an answer for each that the process lived to give.
+
+        The last one is ``{"kind": "crash"}`` or ``{"kind": "time"}`` where it did not live to the
+        end.
+        """
+        ended: dict[str, Any] | None = None
+        with subprocess.Popen(
+            [str(self.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        ) as process:  # fmt: skip
+            try:
+                said, _ = process.communicate("\n".join(lines) + "\n", timeout=seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                said, _ = process.communicate()
+                ended = {"kind": "time", "text": f"it did not end within {seconds:g} seconds"}
+        if ended is None and process.returncode:
+            ended = {"kind": "crash", "text": f"it ended with code {process.returncode}"}
+        answers = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
+        return [*answers, ended] if ended else answers
+
+
+@contextlib.contextmanager
+def compiled(path: Path, say: Callable[[str], None] = lambda _: None) -> Iterator[Program]:
+    """Compile a learner's file, for the time of a ``with`` block.
+
+    Raises:
+        CannotBuild: as of `emulator`.
+        DoesNotCompile: the compiler takes the file not.
+    """
+    objects = emulator(say)
+    gxx, _ = compiler()
+    with tempfile.TemporaryDirectory(prefix="xgemm_exercise-") as folder:
+        obj, program = Path(folder, "exercise.o"), Path(folder, "exercise")
+        flags = [*COMMON, *KERNEL, f"-I{sources()}", f"-I{HERE}"]
+        done = subprocess.run(
+            [gxx, *flags, "-c", str(path), "-o", str(obj)],
+            capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+        if done.returncode:
+            raise DoesNotCompile(done.stderr)
+        linked = subprocess.run(
+            [gxx, str(obj), *map(str, objects), "-o", str(program), "-ldl", "-lpthread"],
+            capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+        if linked.returncode:
+            raise DoesNotCompile(linked.stderr)
+        yield Program(program, done.stderr)
