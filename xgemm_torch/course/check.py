@@ -64,8 +64,9 @@ WORDS = {
     "BLAS promises so.",
     "misaligned": "A vector of 16 bytes must begin at a multiple of 16 bytes: a row's length, or "
     "the place within it, is not one.",
-    "uninitialised": "Shared memory holds whatever the block before has left. A slot that edges "
-    "leave out must be filled, too: with kPadA or kPadB.",
+    "uninitialised": "Shared memory holds whatever the block before has left. Either nobody stores "
+    "this place (what edges leave out must be filled, too, with kPadA or kPadB), or the thread "
+    "that does has not come so far: a barrier is missing.",
     "unfinished": "An asynchronous copy or product goes on after the line that starts it. Whoever "
     "reads its result, or uses its operands' room again, must wait for it first.",
     "deadlock": "A barrier is for all threads of a block, at one line: no thread may leave before "
