@@ -70,7 +70,8 @@ WORDS = {
     "unfinished": "An asynchronous copy or product goes on after the line that starts it. Whoever "
     "reads its result, or uses its operands' room again, must wait for it first.",
     "deadlock": "A barrier is for all threads of a block, at one line: no thread may leave before "
-    "it, and no branch may go around it.",
+    "it, and no branch may go around it. Of an mbarrier: fewer arrive than it was made for, or "
+    "somebody waits for a phase that is over, or yet to begin.",
     "mbarrier": "An mbarrier counts arrivals: its phase ends when as many have come as it was made "
     "for, and then the parity flips. Count who arrives, how often, and which parity is next.",
     "warp": "A warp's functions are for all lanes of their mask, at one line.",

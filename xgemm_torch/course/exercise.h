@@ -27,3 +27,12 @@ void run(const Gemm& g, const Context& context);
 float expected(const Gemm& g, int64_t i, int64_t j);
 // Bytes of context.workspace, for exercises that need one.
 size_t workspace(const Gemm& g, const Context& context);
+
+// An address in shared memory, as descriptors of wgmma have it.
+__device__ __forceinline__ uint64_t address_in_shared(const void* p) {
+#ifdef __CUDACC__
+  return shared_address(p);
+#else
+  return simt::shared_address(p);
+#endif
+}

@@ -39,7 +39,7 @@ GIVEN, SOLUTION = "GIVEN", "SOLUTION"
 # Sizes of 1, primes, K = 0, partial and whole tiles, all layouts, lines with gaps, an epilogue, and
 # data with infinities and NaN.
 GENERAL = (
-    "33x65x17 1x1x1 64x64x32 5x7x0 37x41x13/TN+3 47x31x19/NT 61x29x40/TT+1 33x34x35*2,0.5 "
+    "33x65x17 1x1x1 64x64x32 5x7x0 37x41x13/TN+3 47x31x19/NT 61x29x100/TT+1 33x34x35*2,0.5 "
     "17x19x23*-1.5,0 17x19x23!special"
 )
 

@@ -151,7 +151,7 @@ def of(exercise: Exercise, question: Question, say: Callable[[str], None] = lamb
     names = {
         "count": facts.count, "at": facts.at, "value": facts.value, "needless": facts.needless,
         "ulps": ulps, "blocks_per_sm": blocks_per_sm, "ceil": math.ceil, "float32": float32,
-        "gpu": GPU, "min": min, "max": max, "round": round, "Fraction": Fraction,
+        "gpu": GPU, "int": int, "min": min, "max": max, "round": round, "Fraction": Fraction,
     }  # fmt: skip
     # The expression is the package's own, of the exercise's file.
     return eval(question.truth, {"__builtins__": {}}, names)
