@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 from setuptools import setup
+from setuptools.command.build_py import build_py
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -69,6 +70,27 @@ def quiet():
 def relative(paths):
     """Paths as setuptools wants them: relative to this file, with slashes."""
     return [path.as_posix() for path in paths]
+
+
+class Python(build_py):
+    """Copies the package, and what exercises are compiled with: the emulator and its headers."""
+
+    def sources(self):
+        """Files of csrc, but for stages, the binding and what nvcc alone takes."""
+        for path in sorted(root.glob("csrc/**/*")):
+            room = path.relative_to(root / "csrc").parts[:2]
+            if path.suffix in (".h", ".cpp", ".inc") and not {"torch", "stages"} & {*room}:
+                yield path
+
+    def run(self):
+        """Copies; a build into the tree finds csrc where it is."""
+        super().run()
+        if self.editable_mode:
+            return
+        for path in self.sources():
+            to = Path(self.build_lib, "xgemm_torch", path.relative_to(root))
+            self.mkpath(str(to.parent))
+            self.copy_file(str(path), str(to))
 
 
 class Build(BuildExtension):
@@ -130,6 +152,6 @@ extension = CppExtension(
 
 setup(
     ext_modules=[extension],
-    cmdclass={"build_ext": Build.with_options(use_ninja=True)},
+    cmdclass={"build_ext": Build.with_options(use_ninja=True), "build_py": Python},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if ABI3 else {},
 )

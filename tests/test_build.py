@@ -542,6 +542,12 @@ def test_wheel(tmp_path):
         assert "xgemm = xgemm_torch.__main__:main" in file.read(of["entry_points.txt"]).decode()
         assert "License-Expression: MIT" in file.read(of["METADATA"]).decode()
     assert not any(name.startswith(("tests/", "build_tools/", "csrc/")) for name in names)
+    # What `xgemm exercise` compiles with, and no stage's source.
+    exercises = {path.name for path in ROOT.glob("xgemm_torch/course/exercises/*.cu")}
+    assert {f"xgemm_torch/course/exercises/{name}" for name in exercises} <= names
+    headers = {"emulator/simt_control.h", "emulator/watch.cpp", "xgemm/device/ptx/wgmma.h"}
+    assert {f"xgemm_torch/csrc/{name}" for name in headers} <= names
+    assert not any("/stages/" in name for name in names)
 
 
 def test_missing_python_headers_are_named(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from pathlib import Path
 
 from . import check, truth
@@ -11,6 +12,7 @@ from .exercise import KINDS, SOLUTION, Exercise, exercises, find
 from .progress import Progress, State
 
 FOLDER = Path("exercises")
+WIDTH = 100
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +52,17 @@ def run(options: argparse.Namespace) -> int:
     if options.solution:
         return _solution(chosen, progress, yes=options.yes)
     return _hand_out(chosen, path, progress, force=options.force)
+
+
+def _print(text: str, indent: str = "") -> None:
+    """Prints paragraphs, each wrapped; further lines begin with `indent`."""
+    for number, line in enumerate(text.splitlines()):
+        print(
+            textwrap.fill(
+                line, WIDTH, initial_indent=indent if number else "", subsequent_indent=indent,
+                break_long_words=False, break_on_hyphens=False,
+            )
+        )  # fmt: skip
 
 
 def _save(progress: Progress) -> None:
@@ -109,7 +122,8 @@ def _hand_out(chosen: Exercise, path: Path, progress: Progress, *, force: bool) 
     for line in chosen.text:
         print(line.removeprefix("//").removeprefix(" "))
     for question in chosen.questions:
-        print(f"\n{question.name}: {question.ask}")
+        print()
+        _print(f"{question.name}: {question.ask}")
     print(f"\nThen: xgemm exercise {chosen.number} --check    Stuck: --hint")
     return 0
 
@@ -141,17 +155,19 @@ def _check(
     state.solved = state.solved or verdict.good
     state.last = verdict.kind
     for line in verdict.passed:
-        print(f"  right  {line}")
+        _print(f"  right  {line}", " " * 9)
     if verdict.good:
         print(f"Exercise {chosen.number} is solved.")
         if chosen.stage:
             print(f"The stage of the ladder that does this: docs/ladder, {chosen.stage}")
     else:
-        print(f"  WRONG  {verdict.kind}: {verdict.what}")
+        kind = "" if verdict.what.startswith(verdict.kind) else f"{verdict.kind}: "
+        _print(f"  WRONG  {kind}{verdict.what}", " " * 9)
         for number, line in verdict.lines.items():
             print(f"         {path}:{number}: {line.strip()}")
         if verdict.why:
-            print(f"\n{verdict.why}")
+            print()
+            _print(verdict.why)
         print(f"\nA hint: xgemm exercise {chosen.number} --hint")
     _save(progress)
     return 0 if verdict.good else 1
@@ -173,7 +189,7 @@ def _hint(chosen: Exercise, progress: Progress) -> int:
     state = progress.of(chosen.stem)
     state.hints = min(state.hints + 1, len(chosen.hints))
     for number, hint in enumerate(chosen.hints[: state.hints], 1):
-        print(f"hint {number} of {len(chosen.hints)}: {hint}")
+        _print(f"hint {number} of {len(chosen.hints)}: {hint}")
     if state.hints == len(chosen.hints):
         print(f"There is no further one; the solution: xgemm exercise {chosen.number} --solution")
     _save(progress)
@@ -188,7 +204,7 @@ def _solution(chosen: Exercise, progress: Progress, *, yes: bool) -> int:
             "--solution --yes"
         )
     for question in chosen.questions:
-        print(f"{question.name}: {truth.shown(truth.of(chosen, question))}. {question.because}")
+        _print(f"{question.name}: {truth.shown(truth.of(chosen, question))}. {question.because}")
     if chosen.kind != "predict":
         print(chosen.render(SOLUTION), end="")
     return 0

@@ -1,8 +1,9 @@
 """A learner's file as a program: compiled by g++ for the emulator, alone, and asked questions.
 
 The emulator is compiled once, from the sources of csrc, into a folder of the user's cache that is
-named after them. A learner's file is then one compilation and one link. It runs in a process of its
-own: what it does wrong ends that process alone.
+named after them, and exercise.h is precompiled there: that is three quarters of the time of a small
+file. A learner's file is then one compilation and one link. It runs in a process of its own: what
+it does wrong ends that process alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SECONDS = 60  # that a program may run
+KEPT_DAYS = 30  # of an emulator that was compiled
 OLDEST = 11  # of g++, as in build_tools/compiler.py
 FMA = ("-mfma",) if platform.machine() in ("x86_64", "AMD64") else ()
 COMMON = ("-std=c++20", "-O1", "-Wno-unknown-pragmas", *FMA)
@@ -116,18 +119,24 @@ def _emulator_files(csrc: Path) -> list[Path]:
 
 
 def _name(csrc: Path, version: str) -> str:
-    """A name for the emulator that these sources, compiler and flags make."""
-    found = hashlib.sha256(repr((version, COMMON, platform.machine())).encode())
+    """A name for the emulator that these sources, compiler and flags make.
+
+    Where the sources are is part of it: a precompiled header knows headers by their paths.
+    """
+    known = (version, COMMON, KERNEL, platform.machine(), str(csrc), str(HERE))
+    found = hashlib.sha256(repr(known).encode())
     rooms = ("emulator/*", "xgemm/*/*", "xgemm/*/*/*.h")
     files = sorted({path for room in rooms for path in csrc.glob(room) if path.is_file()})
-    for path in [*files, HERE / "grade.cpp"]:
+    for path in [*files, HERE / "grade.cpp", HERE / "exercise.h"]:
         if path.suffix in (".h", ".cpp", ".inc"):
             found.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"emulator-{found.hexdigest()[:16]}"
 
 
-def emulator(say: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Give the objects that a learner's file is linked with; compiles them where they are missing.
+def emulator(say: Callable[[str], None] = lambda _: None) -> Path:
+    """Give the folder of what a learner's file is built with; compiles it where it is missing.
+
+    It holds objects to link with, and a precompiled exercise.h.
 
     Raises:
         CannotBuild: there is no compiler, or there are no sources, or they do not compile.
@@ -138,17 +147,30 @@ def emulator(say: Callable[[str], None] = lambda _: None) -> list[Path]:
     if not folder.is_dir():
         with _locked(cache / "emulator.lock"):
             if not folder.is_dir():
-                say("compiling the emulator, once: about half a minute on two cores")
+                say("compiling the emulator, once: some 20 seconds on two cores")
+                _forget_old(cache)
                 _compile_emulator(gxx, csrc, folder)
-    return sorted(folder.glob("*.o"))
+    return folder
+
+
+def _forget_old(cache: Path) -> None:
+    """Removes emulators that were compiled long ago: 60 MB each."""
+    for folder in cache.glob("emulator-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > KEPT_DAYS * 86400:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compile_emulator(gxx: str, csrc: Path, folder: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
 
     def build(path: Path) -> None:
-        flags = [*COMMON, "-w", f"-I{csrc}", "-DXGEMM_WITH_CUDA=0"]
-        command = [gxx, *flags, "-c", str(path), "-o", str(work / f"{path.stem}.o")]
+        if path.suffix == ".h":
+            kinds = ["c++-header" if flag == "c++" else flag for flag in KERNEL]
+            flags, out = [*COMMON, *kinds, f"-I{csrc}"], f"{path.name}.gch"
+        else:
+            flags, out = [*COMMON, "-w", f"-I{csrc}", "-DXGEMM_WITH_CUDA=0", "-c"], f"{path.stem}.o"
+        command = [gxx, *flags, str(path), "-o", str(work / out)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise CannotBuild(f"the emulator does not compile: {done.stderr.strip()[:2000]}")
@@ -156,7 +178,8 @@ def _compile_emulator(gxx: str, csrc: Path, folder: Path) -> None:
     try:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         with ThreadPoolExecutor(cores) as pool:
-            list(pool.map(build, [*_emulator_files(csrc), HERE / "grade.cpp"]))
+            parts = [HERE / "exercise.h", HERE / "grade.cpp", *_emulator_files(csrc)]
+            list(pool.map(build, parts))
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -169,7 +192,7 @@ class Program:
     path: Path
     warnings: str
 
-    def ask(self, lines: Sequence[str], seconds: float = SECONDS) -> list[dict[str, Any]]:
+    def ask(self, lines: Sequence[str]) -> list[dict[str, Any]]:
         """Ask grade.cpp's questions; gives an answer for each that the process lived to give.
 
         The last one is ``{"kind": "crash"}`` or ``{"kind": "time"}`` where it did not live to the
@@ -181,11 +204,11 @@ class Program:
             stderr=subprocess.DEVNULL, text=True,
         ) as process:  # fmt: skip
             try:
-                said, _ = process.communicate("\n".join(lines) + "\n", timeout=seconds)
+                said, _ = process.communicate("\n".join(lines) + "\n", timeout=SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 said, _ = process.communicate()
-                ended = {"kind": "time", "text": f"it did not end within {seconds:g} seconds"}
+                ended = {"kind": "time", "text": f"it did not end within {SECONDS} seconds"}
         if ended is None and process.returncode:
             ended = {"kind": "crash", "text": f"it ended with code {process.returncode}"}
         answers = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
@@ -200,11 +223,12 @@ def compiled(path: Path, say: Callable[[str], None] = lambda _: None) -> Iterato
         CannotBuild: as of `emulator`.
         DoesNotCompile: the compiler takes the file not.
     """
-    objects = emulator(say)
+    built = emulator(say)
+    objects = sorted(built.glob("*.o"))
     gxx, _ = compiler()
     with tempfile.TemporaryDirectory(prefix="xgemm_exercise-") as folder:
         obj, program = Path(folder, "exercise.o"), Path(folder, "exercise")
-        flags = [*COMMON, *KERNEL, f"-I{sources()}", f"-I{HERE}"]
+        flags = [*COMMON, *KERNEL, f"-I{built}", f"-I{HERE}", f"-I{sources()}"]
         done = subprocess.run(
             [gxx, *flags, "-c", str(path), "-o", str(obj)],
             capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
