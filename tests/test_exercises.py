@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 import build_tools.compiler
 import xgemm_torch
 from build_tools import library
+from build_tools.settings import ROOT
 from xgemm_torch.__main__ import main
 from xgemm_torch.course import check, exercise, program, progress, truth
 from xgemm_torch.course.exercise import GIVEN, SOLUTION, exercises
@@ -128,6 +131,16 @@ def test_checks_are_graded_and_kept(xgemm, tmp_path):
     (folder / FILL.file_name).write_text(FILL.render())
     assert xgemm("--check")[0] == 1
     assert f"1 of {len(ALL)} solved" in xgemm()[1]
+
+
+def test_who_stands_in_the_folder_needs_no_other(xgemm, tmp_path, monkeypatch):
+    assert xgemm(FILL.number)[0] == 0
+    monkeypatch.chdir(tmp_path / "exercises")
+    solve(FILL, tmp_path / "exercises")
+    assert xgemm(FILL.number, "--check")[0] == 0
+    assert not (tmp_path / "exercises" / "exercises").exists()
+    xgemm(FILL.number, "--dir", tmp_path / "other")
+    assert (tmp_path / "other" / FILL.file_name).exists()
 
 
 def test_hints_come_one_by_one(xgemm):
@@ -319,3 +332,10 @@ def test_regions_may_lie_in_regions(tmp_path):
 )  # fmt: skip
 def test_answers_are_compared_by_what_they_mean(given, right, is_same):
     assert truth.same(given, right) is is_same
+
+
+def test_the_page_lists_all_exercises():
+    done = subprocess.run(
+        [sys.executable, "docs/make_course.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

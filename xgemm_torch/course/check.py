@@ -59,14 +59,15 @@ WORDS = {
     "first. It may work on a quiet day. A barrier between the two lines, a buffer of its own, or "
     "a wait for the right phase is missing.",
     "stray": "A GPU would read somebody else's memory here, or fault. Guard the edge: sizes are no "
-    "multiples of the tile, and the last tile is a partial one.",
+    "multiples of the tile, and the last tile is a partial one. Far away from any operand it is "
+    "rather an offset that is too large for its type.",
     "c": "Where beta is 0, C must not be read: it may be uninitialised, and 0 times a NaN is NaN. "
     "BLAS promises so.",
     "misaligned": "A vector of 16 bytes must begin at a multiple of 16 bytes: a row's length, or "
     "the place within it, is not one.",
     "uninitialised": "Shared memory holds whatever the block before has left. Either nobody stores "
     "this place (what edges leave out must be filled, too, with kPadA or kPadB), or the thread "
-    "that does has not come so far: a barrier is missing.",
+    "that does has not come so far: a barrier is missing, or a wait is for the wrong phase.",
     "unfinished": "An asynchronous copy or product goes on after the line that starts it. Whoever "
     "reads its result, or uses its operands' room again, must wait for it first.",
     "deadlock": "A barrier is for all threads of a block, at one line: no thread may leave before "
@@ -92,6 +93,7 @@ class Verdict:
         why: what such a fault means, and what helps.
         lines: the learner's lines that it speaks of, by number.
         passed: what was right, in the order in which it was asked.
+        warning: the compiler's first, of the learner's file; mostly empty.
     """
 
     kind: str
@@ -99,11 +101,18 @@ class Verdict:
     why: str = ""
     lines: dict[int, str] = field(default_factory=dict)
     passed: list[str] = field(default_factory=list)
+    warning: str = ""
 
     @property
     def good(self) -> bool:
         """Whether nothing is wrong."""
         return self.kind == GOOD
+
+
+def sentence(text: str) -> str:
+    """Give a clause as a sentence."""
+    end = "?" if text.endswith("?") else "."
+    return text[:1].upper() + text[1:].rstrip(".?") + end
 
 
 def _quoted(path: Path, text: str) -> dict[int, str]:
@@ -156,6 +165,11 @@ def _compiler(error: DoesNotCompile, path: Path) -> Verdict:
     return Verdict("compile", text, WORDS["compile"], _quoted(path, text))
 
 
+def _warning(said: str, path: Path) -> str:
+    found = re.search(rf"{re.escape(path.name)}:(\d+):\d+: warning: (.*)", said)
+    return f"{path.name}:{found[1]}: {found[2]}" if found else ""
+
+
 def check_budget(budget: Budget, counts: Counts, path: Path) -> Verdict:
     """Compare what a problem asks for with a budget."""
     asked = counts.of(budget.quantity)
@@ -165,7 +179,12 @@ def check_budget(budget: Budget, counts: Counts, path: Path) -> Verdict:
         return Verdict(GOOD, f"{name}: {is_now:g}, of {budget.most:g} allowed")
     unit = "wavefronts" if budget.quantity.startswith("shared") else "sectors"
     worst = sorted(
-        (line for line in counts.lines if line.kind == budget.quantity),
+        (
+            line
+            for line in counts.lines
+            if line.kind == budget.quantity
+            and (budget.field != "conflicts" or line.asked.conflicts)
+        ),
         key=lambda line: -line.asked.units + line.asked.ideal,
     )
     told = [
@@ -173,7 +192,8 @@ def check_budget(budget: Budget, counts: Counts, path: Path) -> Verdict:
         f"{line.asked.ideal / line.asked.requests:.3g} at best"
         for line in worst[:3]
     ]
-    what = f"{name}: {is_now:g} where {budget.most:g} is the most ({budget.problem}). {budget.why}"
+    why = sentence(budget.why)
+    what = f"{name}: {is_now:g} where {budget.most:g} is the most ({budget.problem}). {why}"
     text = "\n".join([what, *told])
     return Verdict("budget", text, WORDS["budget"], _quoted(path, text))
 
@@ -243,6 +263,8 @@ def file(
         return truth.check(exercise, given, say)
     try:
         with compiled(path.resolve(), say) as program:
-            return run(exercise, program, path)
+            verdict = run(exercise, program, path)
+            verdict.warning = _warning(program.warnings, path)
+            return verdict
     except DoesNotCompile as error:
         return _compiler(error, path)

@@ -1,4 +1,4 @@
-"""``xgemm exercise``: lists the exercises, hands one out, grades it, helps with it."""
+"""``python -m xgemm_torch exercise``: lists exercises, hands one out, grades it, helps with it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="begin anew; the old file gets .old")
     parser.add_argument("--yes", action="store_true", help="the solution, though nothing was tried")
     parser.add_argument(
-        "--dir", type=Path, default=FOLDER, help="where your files are (default: %(default)s)"
+        "--dir", type=Path, help=f"where your files are (default: {FOLDER}, or here if it is that)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Do what was asked; returns 1 where a check failed, else 0."""
-    progress = Progress(options.dir)
+    folder = options.dir or _folder()
+    progress = Progress(folder)
     if progress.trouble:
         print(f"note: {progress.trouble}", file=sys.stderr)
     if options.exercise is None:
         if options.hint or options.solution or options.answer or options.force:
             raise ValueError("exercise: of which one? Give its number")
-        return _check_all(options.dir, progress) if options.check else _list(progress)
+        return _check_all(folder, progress) if options.check else _list(progress)
     chosen = find(options.exercise)
-    path = options.dir / chosen.file_name
+    path = folder / chosen.file_name
     if options.check or options.answer:
         return _check(chosen, path, progress, options.answer)
     if options.hint:
@@ -52,6 +53,17 @@ def run(options: argparse.Namespace) -> int:
     if options.solution:
         return _solution(chosen, progress, yes=options.yes)
     return _hand_out(chosen, path, progress, force=options.force)
+
+
+def _folder() -> Path:
+    """Where files are: in ``exercises``, also for who stands in it."""
+    return Path() if Path.cwd().name == FOLDER.name and not FOLDER.is_dir() else FOLDER
+
+
+def _called() -> str:
+    """The command by which this was started."""
+    name = "xgemm" if Path(sys.argv[0]).stem == "xgemm" else "python -m xgemm_torch"
+    return f"{name} exercise"
 
 
 def _print(text: str, indent: str = "") -> None:
@@ -105,7 +117,7 @@ def _list(progress: Progress) -> int:
             table.add_row(*row)
         console().print(table)
     solved = sum(progress.of(e.stem).solved for e in exercises())
-    print(f"\n{solved} of {len(rows)} solved. Begin one: xgemm exercise 1")
+    print(f"\n{solved} of {len(rows)} solved. Begin one: {_called()} 1")
     return 0
 
 
@@ -124,7 +136,7 @@ def _hand_out(chosen: Exercise, path: Path, progress: Progress, *, force: bool) 
     for question in chosen.questions:
         print()
         _print(f"{question.name}: {question.ask}")
-    print(f"\nThen: xgemm exercise {chosen.number} --check    Stuck: --hint")
+    print(f"\nThen: {_called()} {chosen.number} --check    Stuck: --hint")
     return 0
 
 
@@ -133,7 +145,7 @@ def _check(
 ) -> int:
     if not path.exists() and answers is None:
         raise ValueError(
-            f"exercise: there is no {path}; xgemm exercise {chosen.number} makes it, --dir says "
+            f"exercise: there is no {path}; {_called()} {chosen.number} makes it, --dir says "
             "where yours are"
         )
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
@@ -159,7 +171,10 @@ def _check(
     if verdict.good:
         print(f"Exercise {chosen.number} is solved.")
         if chosen.stage:
-            print(f"The stage of the ladder that does this: docs/ladder, {chosen.stage}")
+            print(f"The stage of the ladder that does this is {chosen.stage}.")
+        later = [e.number for e in exercises() if not progress.of(e.stem).solved]
+        if later:
+            print(f"Next: {_called()} {min(later, key=lambda n: (n < chosen.number, n))}")
     else:
         kind = "" if verdict.what.startswith(verdict.kind) else f"{verdict.kind}: "
         _print(f"  WRONG  {kind}{verdict.what}", " " * 9)
@@ -168,7 +183,9 @@ def _check(
         if verdict.why:
             print()
             _print(verdict.why)
-        print(f"\nA hint: xgemm exercise {chosen.number} --hint")
+        if verdict.warning:
+            _print(f"The compiler warns: {verdict.warning}")
+        print(f"\nA hint: {_called()} {chosen.number} --hint")
     _save(progress)
     return 0 if verdict.good else 1
 
@@ -176,7 +193,7 @@ def _check(
 def _check_all(folder: Path, progress: Progress) -> int:
     there = [each for each in exercises() if (folder / each.file_name).exists()]
     if not there:
-        raise ValueError(f"exercise: {folder} has no exercise's file; xgemm exercise 1 makes one")
+        raise ValueError(f"exercise: {folder} has no exercise's file; {_called()} 1 makes one")
     failed = 0
     for each in there:
         print(f"{each.number:02d}. {each.title}")
@@ -191,7 +208,7 @@ def _hint(chosen: Exercise, progress: Progress) -> int:
     for number, hint in enumerate(chosen.hints[: state.hints], 1):
         _print(f"hint {number} of {len(chosen.hints)}: {hint}")
     if state.hints == len(chosen.hints):
-        print(f"There is no further one; the solution: xgemm exercise {chosen.number} --solution")
+        print(f"There is no further one; the solution: {_called()} {chosen.number} --solution")
     _save(progress)
     return 0
 
@@ -200,7 +217,7 @@ def _solution(chosen: Exercise, progress: Progress, *, yes: bool) -> int:
     state = progress.of(chosen.stem)
     if not (yes or state.solved or state.failed):
         raise ValueError(
-            f"exercise: nothing was tried yet: xgemm exercise {chosen.number} --check first, or "
+            f"exercise: nothing was tried yet: {_called()} {chosen.number} --check first, or "
             "--solution --yes"
         )
     for question in chosen.questions:

@@ -97,7 +97,7 @@ class Case:
         if transposed:
             words.append(f"{' and '.join(transposed)} transposed")
         if self.gap:
-            words.append(f"lines {self.gap} floats apart")
+            words.append(f"{self.gap} floats between lines")
         if (self.alpha, self.beta) != (1, 0):
             words.append(f"alpha = {self.alpha:g}, beta = {self.beta:g}")
         if self.data != "normal":

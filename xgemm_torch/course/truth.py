@@ -171,15 +171,15 @@ def same(given: str, right: Any) -> bool:
 
 
 def shown(right: Any) -> str:
-    """Give a truth as a learner would write it."""
-    return f"{right:.4g}" if isinstance(right, float) else str(right)
+    """Give a truth as a learner might write it."""
+    return f"{right:.6g}" if isinstance(right, float) else str(right)
 
 
 def check(
     exercise: Exercise, given: dict[str, str], say: Callable[[str], None] = lambda _: None
 ) -> Verdict:
     """Grade the answers to a ``predict``; what is right is not said of a wrong one."""
-    from .check import GOOD, Verdict
+    from .check import GOOD, Verdict, sentence
 
     passed: list[str] = []
     for question in exercise.questions:
@@ -194,7 +194,7 @@ def check(
                 (why for value, why in question.wrong if same(answer, _as_truth(value))), ""
             )
             what = f"{question.name}: {answer} is not what was measured or computed."
-            return Verdict("answer", what, slip or question.ask, passed=passed)
+            return Verdict("answer", what, sentence(slip or question.ask), passed=passed)
         passed.append(f"{question.name}: {answer}. {question.because}".strip())
     return Verdict(GOOD, passed=passed)
 

@@ -17,8 +17,8 @@
 //
 // The kernel as given has lanes one below the other: for one k the load of A takes 32 sectors, that
 // of B one, since all lanes have the same column. That is 16.5 a request. Turned round, A's is one
-// sector and B's are 4: 2.5 a request, and the store of D 4 in place of 32. On an H200 the same
-// product of 4096 runs 13 times as fast, by two lines.
+// sector and B's are 4: 2.5 a request, and the store of D 4 in place of 32. Of all steps of the
+// ladder it is the one that gains most, by two lines.
 //
 // Put the lanes of a warp where their loads and stores are neighbours. Which thread computes which
 // element is all that changes: each element stays the same chain.

@@ -9,7 +9,7 @@
 //
 // BLAS says of beta: where it is 0, C need not be set on entry. So C is often memory that was just
 // allocated and holds anything, also NaN. 0 * NaN is NaN, so that "beta * c" is wrong even if it is
-// multiplied by 0: C must not be read at all. Four of five published kernels that this ladder comes
+// multiplied by 0: C must not be read at all. Most of the published kernels that this ladder comes
 // from get it wrong. It is also a matter of speed: C is as many bytes as D.
 //
 // The bits are those of every strict stage: with beta = 0 D is alpha * acc, one rounding. Else it

@@ -8,7 +8,7 @@
 //!   stored like the others.
 //! hint: part(s, i, j) of the second kernel: sum = part 0, then + part 1, + part 2, ..., in this
 //!   order, then g.store.
-// A product of 8 x 8 with K = 65536 has 64 results: one warp's work, on a GPU of 132
+// A product of 8 x 8 with K = 65536 has 64 results: two warps' work, on a GPU of 132
 // multiprocessors. What there is a lot of is k. So the sum is cut in slices, each a chain that
 // other blocks compute, and the parts are added up by a second launch:
 //

@@ -22,8 +22,9 @@
 //!   the products of these floats? (Two figures will do: run it if you like, the check does.)
 //! truth tenths: ulps(value("1x1x64", "tenths"), 64 * Fraction(float32(0.1)) ** 2)
 //! wrong tenths: 0; each of 64 additions rounds
-//! wrong tenths: 32; that is the bound, 64 times half an ulp; errors cancel
-//! because tenths: Some 64 roundings of at most half an ulp each, of which most cancel.
+//! wrong tenths: 32; that is the bound, 64 times half an ulp
+//! because tenths: 64 roundings of at most half an ulp each. The same number is added again and
+//!   again, so that they do not cancel as those of random numbers would.
 //! hint: A float has 24 bits: between 2^e and 2^(e + 1) floats are 2^(e - 23) apart.
 //! hint: Halfway cases go to the neighbour whose last bit is 0. fmaf rounds once, a * b + c
 //!   twice.

@@ -6,8 +6,9 @@
 //!   any rounding: it has at most 16 bits.
 //! hint: limb[0] = as_bf16(x); rest = x - limb[0]; limb[1] = as_bf16(rest); rest -= limb[1];
 //!   limb[2] = as_bf16(rest).
-// Tensor cores multiply 16-bit numbers sixteen times as fast as the FP32 units multiply floats. A
-// float has 24 bits, a bf16 8 of them, at the same exponents. So a float is the sum of three:
+// Tensor cores multiply 16-bit numbers some fifteen times as fast as the FP32 units multiply
+// floats. A float has 24 bits, a bf16 8 of them, at the same exponents. So a float is the sum of
+// three:
 //
 //   x        = 1.10101010 10110011 0110111       24 bits
 //   limb 0   = x rounded to 8 bits               what is left is at most 2^-8 of it
