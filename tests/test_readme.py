@@ -32,6 +32,7 @@ PAGES = [
     *BY_HAND,
     "docs/measurements.md",
     "docs/examples.md",
+    "docs/course.md",
     "docs/adding-a-stage.md",
     "docs/glossary.md",
 ]

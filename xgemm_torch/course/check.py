@@ -58,6 +58,7 @@ WORDS = {
     "race": "Two threads touch the same place, one of them writes, and nothing says which comes "
     "first. It may work on a quiet day. A barrier between the two lines, a buffer of its own, or "
     "a wait for the right phase is missing.",
+    "global": "Each element of D is to be stored by one thread: two have computed the same index.",
     "stray": "A GPU would read somebody else's memory here, or fault. Guard the edge: sizes are no "
     "multiples of the tile, and the last tile is a partial one. Far away from any operand it is "
     "rather an offset that is too large for its type.",
@@ -126,6 +127,8 @@ def _report(answer: dict[str, Any], case: str, path: Path) -> Verdict:
     text = answer["text"].removeprefix("xgemm simt: ")
     kind = next((kind for begin, kind in REPORTS.items() if text.startswith(begin)), "crash")
     why = "c" if answer.get("reads_c") else kind
+    if text.startswith("race on global memory"):
+        why = "global"
     if why == "c":
         text = text.replace("outside every operand", "that is C's, while beta is 0")
     return Verdict(kind, f"{text} ({case})", WORDS[why], _quoted(path, text))

@@ -2,9 +2,9 @@
 //! kind: fill
 //! stage: tma_specialized
 //! hint: full[slot] is awaited by consumers, so producers arrive there; empty[slot] the other way
-//!   round. Everybody who arrives counts: all lanes of the producer's warp, all consumers.
+//!   round. Count arrivals, not threads: 32 lanes of one warp, and one lane of each of eight.
 //! hint: Producer: wait for empty, store, arrive at full. Consumer: wait for full, multiply,
-//!   arrive at empty.
+//!   __syncwarp(), one lane arrives at empty.
 //! hint: In the first turn every slot is empty, and nobody has arrived. mbarrier_wait(bar,
 //!   parity) returns at once where the phase before has that parity: the producer waits for phase
 //!   ^ 1.
@@ -20,8 +20,11 @@
 // `empty`, when it has been multiplied. `next.phase` is the parity of the slot's turn, flipped once
 // round the ring. A fresh mbarrier counts as if a phase of parity 1 had ended.
 //
-// One warp stores, eight warps multiply; no __syncthreads stands in the loops. Say how many arrive
-// at each barrier, and write the two loops' bodies.
+// One warp stores, eight warps multiply; no __syncthreads stands in the loops. All 32 lanes of the
+// producer arrive, each for what it has stored. Of a consumer's warp one lane is enough, and eight
+// arrivals are cheaper than 256; but it speaks for 31 others, so __syncwarp() comes first.
+//
+// Say how many arrive at each barrier, and write the two loops' bodies.
 
 #include "exercise.h"
 
@@ -30,9 +33,9 @@ constexpr int T = 16, kSlots = 2, kConsumers = T * T, kProducers = 32;
 #if GIVEN  // deadlock: nobody arrives, and who waits waits forever
 constexpr int kFull = 1, kEmpty = 1;  // arrivals that end a phase
 #elif WRONG_2  // deadlock: one arrival ends a phase, and 32 come: parities run ahead
-constexpr int kFull = 1, kEmpty = kConsumers;
+constexpr int kFull = 1, kEmpty = kConsumers / 32;
 #else
-constexpr int kFull = kProducers, kEmpty = kConsumers;
+constexpr int kFull = kProducers, kEmpty = kConsumers / 32;
 #endif
 
 __global__ void __launch_bounds__(kConsumers + kProducers) kernel(const Gemm g) {
@@ -85,14 +88,15 @@ __global__ void __launch_bounds__(kConsumers + kProducers) kernel(const Gemm g) 
 #if GIVEN  // deadlock: as said above
     mbarrier_wait(&full[next.slot], next.phase);
     multiply(next.slot);
-#elif WRONG_1  // uninitialised: the phase before has ended, as it were
-    mbarrier_wait(&full[next.slot], next.phase ^ 1);
+#elif WRONG_1  // race: the slot is given back while other lanes of the warp may read it
+    mbarrier_wait(&full[next.slot], next.phase);
     multiply(next.slot);
-    mbarrier_arrive(&empty[next.slot]);
+    if (t % 32 == 0) mbarrier_arrive(&empty[next.slot]);
 #else
     mbarrier_wait(&full[next.slot], next.phase);
     multiply(next.slot);
-    mbarrier_arrive(&empty[next.slot]);
+    __syncwarp();
+    if (t % 32 == 0) mbarrier_arrive(&empty[next.slot]);
 #endif
   }
   g.store(i0 + ty, j0 + tx, acc);

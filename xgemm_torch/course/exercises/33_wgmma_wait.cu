@@ -40,7 +40,9 @@ __global__ void __launch_bounds__(128) kernel(const Gemm g) {
   XGEMM_SHARED_DYNAMIC(slots, Tiles[2]);
   const int t = threadIdx.x;
   const int64_t i0 = int64_t{blockIdx.y} * BM, j0 = int64_t{blockIdx.x} * BN;
-  float acc[BN / 2] = {};
+  // The first product begins the sums: zeros would be writes to registers that products in flight
+  // may have, and nvcc would serialize these.
+  float acc[BN / 2];
   int slot = 0;
   for (int64_t k0 = 0; k0 < g.k; k0 += BK, slot ^= 1) {
     Tiles& tiles = slots[slot];
@@ -68,7 +70,8 @@ __global__ void __launch_bounds__(128) kernel(const Gemm g) {
     const uint64_t at_b = wgmma_descriptor<128>(tiles.b);
     wgmma_fence();
     for (int step = 0; step < BK / 16; ++step)
-      wgmma<Half::fp16>(acc, at_a + step * kDescriptorK16, at_b + step * kDescriptorK16, true);
+      wgmma<Half::fp16>(acc, at_a + step * kDescriptorK16, at_b + step * kDescriptorK16,
+                        k0 + step > 0);
     wgmma_commit();
 #if GIVEN  // unfinished: two products may be in flight, and both slots with them
     wgmma_wait<2>();
@@ -83,7 +86,7 @@ __global__ void __launch_bounds__(128) kernel(const Gemm g) {
 #endif
   for (int e = 0; e < BN / 2; ++e)
     g.store(i0 + t / 32 * 16 + t % 32 / 4 + e / 2 % 2 * 8, j0 + e / 4 * 8 + t % 4 * 2 + e % 2,
-            acc[e]);
+            g.k > 0 ? acc[e] : 0.f);
 }
 
 void run(const Gemm& g, const Context& context) {
