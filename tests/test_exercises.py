@@ -261,6 +261,16 @@ def test_whatever_a_learner_writes_has_a_verdict(tmp_path, monkeypatch, line, ki
         assert verdict.lines == {3: f"  {line}"}
 
 
+def test_what_a_kernel_prints_is_shown(tmp_path):
+    path = tmp_path / FILL.file_name
+    path.write_text(KERNEL % 'if (threadIdx.x < 2) printf("{lane %d}", threadIdx.x);')
+    verdict = check.file(FILL, path)
+    assert verdict.kind == "bits"
+    assert verdict.printed[0] == "{lane 0}{lane 1}"
+    path.write_text(KERNEL % 'printf("%d\\n", threadIdx.x);')
+    assert check.file(FILL, path).printed == [str(lane) for lane in range(program.PRINTED)]
+
+
 def test_a_file_without_run_is_told_so(tmp_path):
     path = tmp_path / FILL.file_name
     path.write_text('#include "exercise.h"\n')

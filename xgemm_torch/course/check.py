@@ -95,6 +95,7 @@ class Verdict:
         lines: the learner's lines that it speaks of, by number.
         passed: what was right, in the order in which it was asked.
         warning: the compiler's first, of the learner's file; mostly empty.
+        printed: what the file's own printf has said, the first lines.
     """
 
     kind: str
@@ -103,6 +104,7 @@ class Verdict:
     lines: dict[int, str] = field(default_factory=dict)
     passed: list[str] = field(default_factory=list)
     warning: str = ""
+    printed: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
@@ -201,6 +203,15 @@ def check_budget(budget: Budget, counts: Counts, path: Path) -> Verdict:
     return Verdict("budget", text, WORDS["budget"], _quoted(path, text))
 
 
+def check_barriers(most: int, why: str, sites: list[list[str]], path: Path) -> Verdict:
+    """Compare the lines at which threads of a block met with how many there may be."""
+    places = sorted(place for kind, place in sites if kind == "barrier")
+    if len(places) <= most:
+        return Verdict(GOOD, f"lines with a barrier: {len(places)}, of {most} allowed")
+    text = f"{len(places)} lines with a barrier where {most} suffice. {sentence(why)}"
+    return Verdict("budget", text, WORDS["budget"], _quoted(path, " ".join(places)))
+
+
 def _runs(exercise: Exercise) -> list[tuple[Case, str]]:
     """Each problem in the order of the threads' numbers, then shuffled."""
     return [
@@ -215,6 +226,7 @@ def run(exercise: Exercise, program: Program, path: Path) -> Verdict:
     runs = _runs(exercise)
     questions = [line for _, line in runs]
     questions += [measure.question(budget.problem) for budget in exercise.budgets]
+    questions.append("sites")
     answers = program.ask(questions)
     for (case, _), answer in zip(runs, answers, strict=False):
         if answer["kind"] == "bits":
@@ -234,8 +246,14 @@ def run(exercise: Exercise, program: Program, path: Path) -> Verdict:
             verdict.passed = passed
             return verdict
         passed.append(verdict.what)
-    if len(answers) < len(questions):
+    if len(answers) < len(questions) or answers[-1]["kind"] != "sites":
         return Verdict("crash", "it ended before all was asked", WORDS["crash"])
+    if exercise.barriers:
+        verdict = check_barriers(*exercise.barriers, answers[-1]["sites"], path)
+        if not verdict.good:
+            verdict.passed = passed
+            return verdict
+        passed.append(verdict.what)
     return Verdict(GOOD, passed=passed)
 
 
@@ -268,6 +286,7 @@ def file(
         with compiled(path.resolve(), say) as program:
             verdict = run(exercise, program, path)
             verdict.warning = _warning(program.warnings, path)
+            verdict.printed = program.printed
             return verdict
     except DoesNotCompile as error:
         return _compiler(error, path)

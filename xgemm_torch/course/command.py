@@ -166,6 +166,8 @@ def _check(
     state.failed += not verdict.good
     state.solved = state.solved or verdict.good
     state.last = verdict.kind
+    for line in verdict.printed:
+        print(f"printed  {line}")
     for line in verdict.passed:
         _print(f"  right  {line}", " " * 9)
     if verdict.good:

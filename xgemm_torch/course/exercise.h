@@ -7,8 +7,10 @@
 // `Gemm` (xgemm/core/gemm.h) is the problem: D = alpha A B + beta C. A is g.m x g.k, B is g.k x
 // g.n, D and C are g.m x g.n. g.a(i, k), g.b(k, j), g.d(i, j) are elements, however they lie in
 // memory, g.a.ptr(i, k) is where one lies. g.store(i, j, acc) is the epilogue: it applies alpha and
-// beta, and leaves out what is outside D.
+// beta, and leaves out what is outside D. printf works, in a kernel as well.
 #pragma once
+
+#include <cstdio>
 
 #include "xgemm/device/fragment.h"
 #include "xgemm/device/half.h"

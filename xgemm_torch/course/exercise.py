@@ -9,6 +9,7 @@ kind           ``fill`` (a hole), ``predict`` (questions) or ``bug`` (a planted 
 stage          the stage of the ladder that does the same, if there is one
 cases          problems, as `Case.parse` reads them; `GENERAL` where they are left out
 budget         as `Budget.parse` reads it; any number of them
+barriers       ``NUMBER; why``: the most lines with __syncthreads() that may run
 hint           any number of them, each says more than the one before
 ask NAME       a question of a ``predict``
 truth NAME     its answer, an expression in the terms of `truth`
@@ -158,6 +159,7 @@ class Exercise:
     stage: str
     cases: tuple[Case, ...]
     budgets: tuple[Budget, ...]
+    barriers: tuple[int, str] | None
     hints: tuple[str, ...]
     questions: tuple[Question, ...]
     text: tuple[str, ...]
@@ -295,6 +297,10 @@ def parse(path: Path) -> Exercise:
     kind = one("kind")
     if kind not in KINDS:
         raise BrokenExercise(f"{path.name}: its kind is {kind!r}; there are {', '.join(KINDS)}")
+    most, _, why = one("barriers", "").partition("; ")
+    if most and not (most.isdigit() and why):
+        raise BrokenExercise(f"{path.name}: {most!r} is no number of barriers: NUMBER; why")
+    barriers = (int(most), why) if most else None
     questions = []
     for key, name, ask in meta:
         if key == "ask":
@@ -312,6 +318,7 @@ def parse(path: Path) -> Exercise:
         stage=one("stage", ""),
         cases=tuple(Case.parse(word) for word in one("cases", GENERAL).split()),
         budgets=tuple(Budget.parse(value) for value in values("budget")),
+        barriers=barriers,
         hints=tuple(values("hint")),
         questions=tuple(questions),
         text=text,

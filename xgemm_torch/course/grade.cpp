@@ -1,5 +1,5 @@
 // Runs an exercise in the emulator, and answers the questions of check.py: one line in, one line of
-// JSON out.
+// JSON out, behind a record separator. All other lines are the learner's.
 //
 //   case M N K LAYOUT GAP ALPHA BETA DATA ORDER SEED   a problem, compared with what is expected
 //   count M N K LAYOUT                                 what it asks of memory, by line
@@ -252,6 +252,8 @@ int main() {
     } catch (const std::exception& e) {
       answer = R"({"kind": "error", "reads_c": false, "text": )" + quoted(e.what()) + "}";
     }
-    std::cout << answer << std::endl;
+    // What the learner's own printf has said stands before it.
+    std::fflush(stdout);
+    std::cout << "\n\x1e" << answer << std::endl;
   }
 }

@@ -16,17 +16,19 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SECONDS = 60  # that a program may run
+SECONDS = 30  # that a program may run
+PRINTED = 20  # lines that are kept
 KEPT_DAYS = 30  # of an emulator that was compiled
 OLDEST = 11  # of g++, as in build_tools/compiler.py
 FMA = ("-mfma",) if platform.machine() in ("x86_64", "AMD64") else ()
@@ -185,12 +187,20 @@ def _compile_emulator(gxx: str, csrc: Path, folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _way(code: int) -> str:
+    """How a process ended."""
+    with contextlib.suppress(ValueError):
+        return f"by the signal {signal.Signals(-code).name}"
+    return f"with code {code}"
+
+
 @dataclass
 class Program:
-    """A learner's file that has been compiled."""
+    """A learner's file that has been compiled; `printed` are lines of its own printf."""
 
     path: Path
     warnings: str
+    printed: list[str] = field(default_factory=list)
 
     def ask(self, lines: Sequence[str]) -> list[dict[str, Any]]:
         """Ask grade.cpp's questions; gives an answer for each that the process lived to give.
@@ -210,8 +220,13 @@ class Program:
                 said, _ = process.communicate()
                 ended = {"kind": "time", "text": f"it did not end within {SECONDS} seconds"}
         if ended is None and process.returncode:
-            ended = {"kind": "crash", "text": f"it ended with code {process.returncode}"}
-        answers = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
+            ended = {"kind": "crash", "text": f"it ended {_way(process.returncode)}"}
+        answers: list[dict[str, Any]] = []
+        for line in said.split("\n"):
+            if not line.startswith("\x1e"):
+                self.printed += [line] if line and len(self.printed) < PRINTED else []
+            elif line.endswith("}"):
+                answers.append(json.loads(line[1:]))
         return [*answers, ended] if ended else answers
 
 

@@ -3,6 +3,8 @@
 //! stage: block_tile_1d
 //! budget: 64x64x64: shared_load.words_per_fma <= 1.13; eight elements of A and one of B make
 //!   eight multiply-adds
+//! budget: 64x64x64: global_load.words_per_fma <= 0.032; slices come from global memory once, for
+//!   all threads
 //! hint: For one k, load the element of B into a register first; then, for each of the TM rows,
 //!   load an element of A and multiply it by that register.
 //! hint: The thread's rows are ty * TM to ty * TM + TM - 1, its column is tx.

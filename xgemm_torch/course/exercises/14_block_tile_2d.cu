@@ -2,6 +2,8 @@
 //! kind: fill
 //! stage: block_tile_2d
 //! budget: 64x64x64: shared_load.words_per_fma <= 0.51; 4 + 4 reads make 16 multiply-adds
+//! budget: 64x64x64: global_load.words_per_fma <= 0.032; slices come from global memory once, for
+//!   all threads
 //! hint: Two small arrays, a[TM] and b[TN], are registers as long as every index is known when
 //!   the loops are unrolled. Fill both for one k, then multiply each with each.
 //! hint: for k: a[r] = As[k][ty + r]; b[c] = Bs[k][tx + c]; acc[r][c] = fmaf(a[r], b[c],

@@ -1,6 +1,7 @@
 //! title: Two buffers, and still a race
 //! kind: bug
 //! stage: smem_double_buffered
+//! barriers: 2; one before the loop and one in it
 //! hint: The report names a store and a read: of which slices, in which buffer? Write down one
 //!   turn of the loop for a fast thread, and where a slow one may be at that time.
 //! hint: Slice k0 + 2 T goes into the buffer that holds slice k0. Who may still read that?
@@ -55,6 +56,10 @@ __global__ void __launch_bounds__(T* T) kernel(const Gemm g) {
 #elif WRONG_3  // race: over the slice that the next turn reads
     __syncthreads();
     load(k0 + 2 * T, buffer ^ 1);
+#elif WRONG_4  // budget: a barrier on either side
+    __syncthreads();
+    load(k0 + 2 * T, buffer);
+    __syncthreads();
 #else
     __syncthreads();
     load(k0 + 2 * T, buffer);

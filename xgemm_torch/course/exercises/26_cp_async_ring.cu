@@ -1,6 +1,7 @@
 //! title: A ring that copies fill
 //! kind: fill
 //! stage: cp_async_pipelined
+//! barriers: 1; it makes copies known and frees the slot that is filled next
 //! hint: In each turn: wait until this slice's group has landed, a barrier, multiply, fetch the
 //!   slice kSlots - 1 further on.
 //! hint: Groups are finished in order. Before turn s the groups 0 .. s + kSlots - 2 are
@@ -72,6 +73,15 @@ __global__ void __launch_bounds__(T* T) kernel(const Gemm g) {
     cp_async_wait<kSlots - 1>();
     __syncthreads();
     multiply(slice);
+  }
+  cp_async_wait<0>();
+#elif WRONG_4  // budget: a second barrier says what the first has said
+  for (int slice = 0; slice < slices; ++slice) {
+    cp_async_wait<kSlots - 2>();
+    __syncthreads();
+    multiply(slice);
+    __syncthreads();
+    fetch(slice + kSlots - 1);
   }
   cp_async_wait<0>();
 #else
