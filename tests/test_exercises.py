@@ -349,3 +349,13 @@ def test_the_page_lists_all_exercises():
         [sys.executable, "docs/make_course.py", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_places_are_told_in_a_folder_with_blanks(tmp_path):
+    folder = tmp_path / "my files"
+    folder.mkdir()
+    path = folder / FILL.file_name
+    path.write_text(FILL.render())
+    assert check.file(FILL, path).lines
+    path.write_text("int x = y;\n")
+    assert check.file(FILL, path).what.startswith(f"{FILL.file_name}:1:9: error:")

@@ -166,7 +166,9 @@ def _bits(answer: dict[str, Any], case: Case) -> Verdict:
 def _compiler(error: DoesNotCompile, path: Path) -> Verdict:
     lines = [line for line in error.message.splitlines() if line.strip()]
     first = next((i for i, line in enumerate(lines) if " error:" in line or "undefined" in line), 0)
-    text = "\n".join(line.replace(str(path), path.name) for line in lines[first : first + 4])
+    text = "\n".join(
+        line.replace(str(path.resolve()), path.name) for line in lines[first : first + 4]
+    )
     return Verdict("compile", text, WORDS["compile"], _quoted(path, text))
 
 

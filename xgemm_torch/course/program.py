@@ -68,7 +68,7 @@ def sources() -> Path:
     folders = [Path(named)] if named else [HERE.parents[1] / "csrc", HERE.parent / "csrc"]
     for folder in folders:
         if (folder / "emulator" / "simt_control.h").exists():
-            return folder
+            return folder.resolve()
     raise CannotBuild(
         f"exercises are compiled together with the emulator's sources, and there are none in "
         f"{folders[0]}: run this in a checkout, or set XGEMM_CSRC to the folder csrc of one"
@@ -163,17 +163,26 @@ def _forget_old(cache: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def _unplaced(*folders: Path) -> list[str]:
+    """Flags by which files of these folders are told without the way to them.
+
+    The emulator asks addr2line for places, and cuts its answers at blanks.
+    """
+    return [f"-ffile-prefix-map={folder}/=/" for folder in folders]
+
+
 def _compile_emulator(gxx: str, csrc: Path, folder: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
 
     def build(path: Path) -> None:
         if path.suffix == ".h":
             kinds = ["c++-header" if flag == "c++" else flag for flag in KERNEL]
-            flags, out = [*COMMON, *kinds, f"-I{csrc}"], f"{path.name}.gch"
+            flags = [*COMMON, *kinds, f"-I{csrc}", *_unplaced(csrc)]
+            out = f"{path.name}.gch"
         else:
             flags, out = [*COMMON, "-w", f"-I{csrc}", "-DXGEMM_WITH_CUDA=0", "-c"], f"{path.stem}.o"
         command = [gxx, *flags, str(path), "-o", str(work / out)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True)
         if done.returncode:
             raise CannotBuild(f"the emulator does not compile: {done.stderr.strip()[:2000]}")
 
@@ -245,7 +254,8 @@ def compiled(path: Path, say: Callable[[str], None] = lambda _: None) -> Iterato
         obj, program = Path(folder, "exercise.o"), Path(folder, "exercise")
         flags = [*COMMON, *KERNEL, f"-I{built}", f"-I{HERE}", f"-I{sources()}"]
         done = subprocess.run(
-            [gxx, *flags, "-c", str(path), "-o", str(obj)],
+            [gxx, *flags, *_unplaced(path.parent, sources()), "-c", str(path), "-o", str(obj)],
+            cwd="/",
             capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
         if done.returncode:
