@@ -34,7 +34,7 @@ environment = @:
 CLANG_FORMAT ?= clang-format
 endif
 
-CXX_FILES = $(shell find csrc tests/native xgemm_torch/course -name "*.h" -o -name "*.cpp" -o -name "*.cu")
+CXX_FILES = $(shell find csrc tests/native xgemm_torch -name "*.h" -o -name "*.cpp" -o -name "*.cu")
 
 .PHONY: demo test bench build env lint format native nvcc clean distclean help
 .DEFAULT_GOAL = build

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from xgemm_torch import registry  # noqa: E402
-from xgemm_torch.course.exercise import KINDS, Exercise, exercises  # noqa: E402
+from xgemm_torch.course.exercises.exercise import KINDS, Exercise, exercises  # noqa: E402
 
 PAGE = ROOT / "docs" / "course.md"
 LIST = re.compile(r"(<!-- exercises -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -13,8 +13,8 @@ import xgemm_torch
 from build_tools import library
 from build_tools.settings import ROOT
 from xgemm_torch.__main__ import main
-from xgemm_torch.course import check, exercise, program, progress, truth
-from xgemm_torch.course.exercise import GIVEN, SOLUTION, exercises
+from xgemm_torch.course.exercises import check, exercise, program, progress, truth
+from xgemm_torch.course.exercises.exercise import GIVEN, SOLUTION, exercises
 
 ALL = exercises()
 STAGES = {stage.name for stage in xgemm_torch.stages()}

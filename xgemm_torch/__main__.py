@@ -33,7 +33,7 @@ COMMANDS = {
         "errors beside the strict chain, TF32 and torch.mm, on all kinds of data",
     ),
     "exercise": (
-        "course.command",
+        "course.exercises.command",
         "the course: make an exercise's file, --check it in the emulator, --hint, --solution",
     ),
 }

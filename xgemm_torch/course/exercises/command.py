@@ -98,7 +98,7 @@ def _list(progress: Progress) -> int:
         for e in exercises()
     ]
     try:
-        from ..console import Column, Fitted, console
+        from ...tools.console import Column, Fitted, console
     except ModuleNotFoundError:  # without the extra "cli"
         for row in rows:
             print("{:>3}  {:52} {:13} {:22} {}".format(*row).rstrip())

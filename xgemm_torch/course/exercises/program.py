@@ -65,7 +65,7 @@ def sources() -> Path:
         CannotBuild: there is none.
     """
     named = os.environ.get("XGEMM_CSRC", "")
-    folders = [Path(named)] if named else [HERE.parents[1] / "csrc", HERE.parent / "csrc"]
+    folders = [Path(named)] if named else [HERE.parents[2] / "csrc", HERE.parents[1] / "csrc"]
     for folder in folders:
         if (folder / "emulator" / "simt_control.h").exists():
             return folder.resolve()

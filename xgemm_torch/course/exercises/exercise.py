@@ -30,7 +30,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "exercises"
+FOLDER = Path(__file__).parent
 KINDS = {
     "fill": "fill the hole",
     "predict": "predict",
