@@ -6,19 +6,21 @@ A record is JSON whose numbers have six significant digits; a float32, as losses
 as tell it from its neighbours. The problems of survey.py, which would repeat the names of dozens of
 rows each, are a list of short lines under a header: ``names`` are the rows that numbers stand for,
 ``columns`` what a line has. Times by row are a list in the order of ``names``; a negative number
-skips so many names. `read` gives them back as dicts.
+skips so many names. `read` gives them back as dicts. A record named ``*.json.xz`` is compressed: a
+survey's hundred thousand numbers take a fifth of the bytes.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xgemm_torch.train.checkpoint import write_text
+from xgemm_torch.train.checkpoint import write_atomically
 
 # Of any number; of a float32 at most, which are enough for each.
 DIGITS, MOST_DIGITS = 6, 9
@@ -29,7 +31,7 @@ BY_ROW, BY_PRECISION, PICKS = ("us", "look_us"), "auto_us", "auto"
 
 def read(path: Path) -> dict[str, Any]:
     """Give a record; its problems are a dict, however they are stored."""
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = json.loads(stored_text(path))
     if "columns" not in record:
         return record
     names, columns = record.pop("names"), record.pop("columns")
@@ -48,6 +50,12 @@ def read(path: Path) -> dict[str, Any]:
     return {**record, "problems": problems}
 
 
+def stored_text(path: Path) -> str:
+    """Give a file's text, decompressed where its name says so."""
+    stored = path.read_bytes()
+    return (lzma.decompress(stored) if path.suffix == ".xz" else stored).decode()
+
+
 def text(record: Mapping[str, Any]) -> str:
     """Give the text of a record; `read` gives it back with the digits that are kept."""
     if "rows" in record and isinstance(record.get("problems"), dict):
@@ -58,7 +66,10 @@ def text(record: Mapping[str, Any]) -> str:
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record as a whole: one that is there stays until the new one is."""
-    write_text(path, text(record))
+    stored = text(record).encode()
+    if path.suffix == ".xz":
+        stored = lzma.compress(stored, preset=9 | lzma.PRESET_EXTREME)
+    write_atomically(path, lambda file: file.write(stored))
 
 
 def _packed(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,14 +32,20 @@ FOLDS = 5
 
 
 def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The problems of records of one kind of GPU, and the first record's facts."""
+    """The problems of records of one kind of GPU, and the facts of the last of them.
+
+    Its command is those of all.
+    """
     found = [records.read(path) for path in paths]
     for path, record in zip(paths, found, strict=True):
         if record.get("wrong"):
             raise SystemExit(f"select_table: {path}: wrong bits: " + "; ".join(record["wrong"]))
         if record["facts"]["device"] != found[0]["facts"]["device"]:
             raise SystemExit(f"select_table: {path} is of another GPU than {paths[0]}")
-    return [x for record in found for x in record["problems"].values()], found[0]["facts"]
+    facts = max((record["facts"] for record in found), key=lambda facts: facts["date"])
+    commands = "\n// ".join(record["facts"]["command"] for record in found)
+    problems = [x for record in found for x in record["problems"].values()]
+    return problems, {**facts, "command": commands}
 
 
 def group(found: Mapping[str, Any]) -> str:

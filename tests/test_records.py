@@ -14,7 +14,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import records  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-STORED = sorted(RESULTS.rglob("*.json"))
+STORED = sorted(RESULTS.rglob("*.json*"))
 
 
 def survey():
@@ -46,6 +46,14 @@ def test_a_survey_is_read_as_it_was_measured(tmp_path):
     first |= {"torch_mm_us": 40.0912, "us": {"c": 16.0, "a": 1234.57}}
     assert found == record
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_compressed_record(tmp_path):
+    for name in ("x.json", "x.json.xz"):
+        records.write(tmp_path / name, survey())
+    assert records.read(tmp_path / "x.json.xz") == records.read(tmp_path / "x.json")
+    assert (tmp_path / "x.json.xz").read_bytes()[:6] == b"\xfd7zXZ\0"
+    assert records.stored_text(tmp_path / "x.json.xz") == (tmp_path / "x.json").read_text()
 
 
 def test_each_problem_is_a_line_without_names(tmp_path):
@@ -90,6 +98,6 @@ def test_digits():
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_what_is_stored_has_this_form(path):
-    assert path.read_text() == records.text(records.read(path)), (
+    assert records.stored_text(path) == records.text(records.read(path)), (
         f"run: python benchmarks/records.py {path.relative_to(ROOT)}"
     )
