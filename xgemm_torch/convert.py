@@ -116,9 +116,9 @@ def convert(
     ``torch.compile``; its graphs are compiled anew. Convert before ``fully_shard``, which changes
     the classes of modules itself.
 
-    Not supported: tensor parallelism (``parallelize_module``: our products have no rule for sharded
-    operands; what has them already is left, and the report says so), and ``torch.jit.script`` of a
-    converted model (``revert`` it first).
+    Convert before ``parallelize_module``, too: products of sharded operands have rules of their
+    own, but a layer whose weight is sharded already is left, and the report says so. Not supported:
+    ``torch.jit.script`` of a converted model (``revert`` it first).
 
     Args:
         model: the model, or a single module of those.

@@ -333,7 +333,10 @@ def _rows(x: Tensor) -> Tensor:
         return x.unsqueeze(0)
     if x.dim() == 2 or (not is_compiling() and x.is_contiguous()):  # the breaks say the same
         return x.flatten(0, -2)
-    y = x.squeeze([i for i in range(x.dim() - 2) if known(x.shape[i] == 1)])
+    y = x
+    for i in reversed(range(x.dim() - 2)):
+        if known(x.shape[i] == 1):
+            y = y.squeeze(i)
     breaks = [
         i for i in range(y.dim() - 2) if not known(y.stride(i) == y.shape[i + 1] * y.stride(i + 1))
     ]

@@ -37,7 +37,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _C, _checks, flops, inductor
+from . import _C, _checks, flops, inductor, sharding
 from ._checks import Words, own_words
 from .registry import left_out, stages
 
@@ -191,6 +191,8 @@ def _forward(
     keyset: torch._C.DispatchKeySet | None,
 ) -> Tensor:
     """Below autograd: go on from the Autograd key of ``keyset``, or begin anew without one."""
+    if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
+        sharding.register(OPS.values())
     with _BelowAutograd():
         if keyset is None:
             return OPS[name](a, b, c, **flags)
@@ -567,6 +569,8 @@ def _register_autograd(name: str) -> None:
         try:
             if _forward_mode() or _any_requires_grad(a, b, c) or _traced_tangent(a, b, c):
                 return _differentiable(name, a, b, c, flags, keyset)
+            if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
+                sharding.register(OPS.values())
             with _BelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
         except Exception as error:
@@ -796,6 +800,8 @@ def sgemm(
             if torch._C._get_tracing_state() is not None:  # torch.jit.trace records operators
                 return _SGEMM(a, b, c, **flags)
             return _differentiable("sgemm", a, b, c, flags)
+        if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
+            sharding.register(OPS.values())
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
     except Exception as error:
