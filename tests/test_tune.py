@@ -296,6 +296,121 @@ def test_where_it_is(monkeypatch, tmp_path):
     assert tuned.path() == tmp_path / ".cache" / "xgemm_torch" / "tuned.txt"
 
 
+def test_without_a_home_there_is_no_file(monkeypatch, capsys, bench):
+    for name in ("XGEMM_TUNE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    why = "XGEMM_TUNE_CACHE, XDG_CACHE_HOME and HOME are not set"
+    assert tuned.path() is None
+    with pytest.raises(ValueError, match=f"tuned.load: {why}, so there is no file to load"):
+        tuned.load()
+    assert info._tuned_words(info._tuned([])) == f"no file is read: {why}"
+    assert main(["tune", "1", "2", "3"]) == 2
+    assert f"tune: {why}, so there is no file; --cache names one" in capsys.readouterr().err
+    code = "import os, xgemm_torch\nassert 'HOME' not in os.environ\n" + WHY
+    assert in_a_process(code, HOME=None, XDG_CACHE_HOME=None, XGEMM_TUNE_CACHE=None)
+
+
+@pytest.fixture(params=["pipe", "zero", "folder", "huge"])
+def endless(request, tmp_path):
+    """What is no file of tuned problems and, opened or read to its end, hangs or fills memory."""
+    path = tmp_path / "cache"
+    if request.param == "pipe":
+        os.mkfifo(path)
+    elif request.param == "zero":
+        path.symlink_to("/dev/zero")
+    elif request.param == "folder":
+        path.mkdir()
+    else:
+        with open(path, "w") as text:
+            text.truncate(1 << 40)
+        return path, f"{path} cannot be read: it has {1 << 40} bytes, and at most 67108864 are read"
+    return path, f"{path} cannot be read: it is not a regular file"
+
+
+def test_what_has_no_end_is_not_read(endless):
+    """Nor waited for: in a process, which a hang ends, of 16 GiB of addresses."""
+    path, why = endless
+    code = (
+        "import resource, warnings, xgemm_torch\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    xgemm_torch.explain(1000, 600, 500)\n"
+        "print(*[w.message for w in seen], sep='\\n')\n"
+        "tuned = xgemm_torch.tuned\n"
+        "path = tuned.path()\n"
+        "for f in (tuned.load, lambda: tuned.read(path), lambda: tuned.add(path, [])):\n"
+        "    try:\n"
+        "        f()\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    said = in_a_process(code, XGEMM_TUNE_CACHE=str(path))
+    assert said == [f"xgemm_torch chooses without the user's tuned problems: {why}", *[why] * 3]
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_name_that_is_not_utf8(tmp_path, capsys, bench, monkeypatch):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9/t\xff.txt"))
+    shown = f"{tmp_path}/caf\\xe9/t\\xff.txt"
+    monkeypatch.setenv("XGEMM_TUNE_CACHE", str(path))
+    assert tuned.path() == path and tuned.shown(path) == shown
+    assert tuned.read(path) == []
+    with pytest.raises(ValueError) as fault:
+        tuned.load()
+    assert str(fault.value) == f"{shown} cannot be read: No such file or directory"
+    assert main(["tune", "64", "64", "64"]) == 0
+    said = capsys.readouterr().out
+    assert f"2 records in {shown}\n" in said and "auto reads another file" not in said
+    assert len(tuned.read(path)) == tuned.load() == 2
+    assert info._tuned_words(info._tuned([])) == f"{shown}: 2 records"
+    tuned.add(path, [fastest(key_of("naive"))])
+    code = f"import xgemm_torch\n{WHY}"
+    assert in_a_process(code, XGEMM_TUNE_CACHE=str(path))[0].startswith("tuned 1.0 us")
+    path.write_text("else")
+    wrong = f"{shown}, line 1: not a file of tuned problems"
+    for reader in (tuned.load, lambda: tuned.read(path)):
+        with pytest.raises(ValueError) as fault:
+            reader()
+        assert str(fault.value).startswith(wrong)
+    warned = (
+        "import warnings, xgemm_torch\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    xgemm_torch.explain(1000, 600, 500)\n"
+        "print(seen[0].message)\n"
+    )
+    assert wrong in in_a_process(warned, XGEMM_TUNE_CACHE=str(path))[0]
+
+
+def test_writers_at_the_same_time_lose_nothing(file):
+    """Of four processes, each of two threads that add a record at a time."""
+    code = (
+        "import dataclasses, sys, threading\n"
+        "from xgemm_torch import tuned\n"
+        "file, first = sys.argv[1], int(sys.argv[2])\n"
+        "seed = tuned.read(file)[0]\n"
+        "def write(first):\n"
+        "    for m in range(first, first + 10):\n"
+        "        tuned.add(file, [dataclasses.replace(seed, m=m)])\n"
+        "threads = [threading.Thread(target=write, args=(first + n,)) for n in (0, 10)]\n"
+        "[t.start() for t in threads], [t.join() for t in threads]\n"
+    )
+    tuned.add(file, [record({"a": 1.0}, m=1000)])
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, file, str(first)], stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        )
+        for first in range(1, 81, 20)
+    ]  # fmt: skip
+    for writer in writers:
+        errors = writer.communicate(timeout=120)[1]
+        assert writer.returncode == 0 and not errors, errors
+    assert sorted(r.m for r in tuned.read(file)) == [*range(1, 81), 1000]
+    assert os.listdir(file.parent) == [file.name]
+
+
 def test_info_says_which(monkeypatch, file, capsys):
     assert "XGEMM_TUNE_CACHE is empty" in info._tuned_words(info._tuned([]))
     monkeypatch.setenv("XGEMM_TUNE_CACHE", str(file))
@@ -456,11 +571,12 @@ def test_a_bad_file_is_refused_and_changes_nothing(file):
 
 
 def in_a_process(code, **variables):
-    """Runs code in a process of its own; gives what it printed."""
+    """Runs code in a process of its own, without the variables that are None; what it printed."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **variables},
+        env={name: value for name, value in environment.items() if value is not None},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -9,15 +9,20 @@ over: the bits of "ieee" are the same with any file.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import _C
 
 _TITLE = "xgemm_torch tuned 1"
+# As csrc/xgemm/dispatch/tuned_cache.cpp has it: thousands of problems.
+_MOST_BYTES = 64 << 20
 _ABOUT = """\
 # Written by `python -m xgemm_torch tune`; microseconds, medians of turns taken with torch.mm.
 # Sizes M, N, K; how a kernel sees A and B lie, and which can be moved as vectors; the precision;
@@ -92,45 +97,128 @@ def path() -> Path | None:
     """The file that ``auto`` reads when it is first asked; None where there is to be none.
 
     $XGEMM_TUNE_CACHE, or xgemm_torch/tuned.txt in $XDG_CACHE_HOME or ~/.cache. An empty
-    XGEMM_TUNE_CACHE turns it off.
+    XGEMM_TUNE_CACHE turns it off, and so does a missing HOME where neither is set.
     """
-    found = _C.tuned_path()
+    try:
+        found = _C.tuned_path()
+    except UnicodeDecodeError as error:  # the name of a file is any bytes
+        found = os.fsdecode(error.object)
     return Path(found) if found else None
+
+
+def why_no_path() -> str:
+    """Why `path` is None, in words."""
+    if "XGEMM_TUNE_CACHE" in os.environ:
+        return "XGEMM_TUNE_CACHE is empty"
+    return "XGEMM_TUNE_CACHE, XDG_CACHE_HOME and HOME are not set"
+
+
+def shown(file: str | os.PathLike[str]) -> str:
+    r"""The name of a file for a message, which is UTF-8: a byte that is not is told as ``\xff``."""
+    return os.fsencode(file).decode("utf-8", "backslashreplace")
 
 
 def read(file: str | os.PathLike[str]) -> list[Record]:
     """The records of a file; none where there is no file.
 
     Raises:
-        ValueError: it cannot be read, or is no such file; the message has the line.
+        ValueError: it cannot be read, is no regular file (a pipe would be waited for) or is larger
+            than 64 MiB, or is no such file; the message has the line.
     """
     if not os.path.lexists(file):
         return []
-    return [
-        Record(**{**row, "times": {name: us for us, name in row["times"]}})
-        for row in json.loads(_C.tuned_read(os.fspath(file)))
-    ]
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        raise ValueError(f"{shown(file)} cannot be read: {error.strerror}") from error
+    # Before it is opened: a pipe has no end before somebody closes it, /dev/zero none at all.
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{shown(file)} cannot be read: it is not a regular file")
+    if found.st_size > _MOST_BYTES:
+        raise ValueError(
+            f"{shown(file)} cannot be read: it has {found.st_size} bytes, and at most "
+            f"{_MOST_BYTES} are read"
+        )
+    with _named(file) as name:
+        rows = json.loads(_C.tuned_read(name))
+    return [Record(**{**row, "times": {row: us for us, row in row["times"]}}) for row in rows]
+
+
+@contextmanager
+def _named(file: str | os.PathLike[str]) -> Iterator[str]:
+    """A name of a file that the compiled module takes, which is to be UTF-8."""
+    name = os.fsdecode(file)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        pass
+    else:
+        yield name
+        return
+    try:
+        opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise ValueError(f"{shown(file)} cannot be read: {error.strerror}") from error
+    name = f"/proc/self/fd/{opened}"
+    try:
+        yield name
+    except ValueError as error:
+        raise ValueError(str(error).replace(name, shown(file))) from None
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Keep other threads and processes from writing a file, by a lock beside it.
+
+    Who has the lock removes its file at the end; who waited for a file that is removed meanwhile
+    tries again. Where the file system has no locks, nobody is kept out.
+    """
+    beside = file.with_name(f".{file.name}.lock")
+    while True:
+        lock = os.open(beside, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                is_there = os.path.samestat(os.fstat(lock), os.stat(beside))
+            except FileNotFoundError:
+                is_there = False
+            if is_there:
+                try:
+                    yield
+                finally:
+                    with suppress(FileNotFoundError):
+                        os.unlink(beside)
+                return
+        finally:
+            os.close(lock)
 
 
 def add(file: str | os.PathLike[str], records: Iterable[Record]) -> None:
     """Write records into a file, in place of those of the same problems; all others are kept.
 
     The file is replaced as a whole: whoever reads it meanwhile, or after an interruption, has the
-    old one or the new one. Its folder is made where there is none.
+    old one or the new one. Those who write at the same time wait for each other, so that no record
+    is lost. Its folder is made where there is none.
 
     Raises:
         ValueError: there is a file that is no file of tuned problems; it stays as it is.
     """
-    kept = {record.key: record for record in read(file)}
-    kept |= {record.key: record for record in records}
-    target = Path(file)
+    target, added = Path(file), {record.key: record for record in records}
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        partial.write_text("\n".join([f"{_TITLE}\n{_ABOUT}", *map(str, kept.values())]))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with _alone(target):
+        kept = {record.key: record for record in read(target)} | added
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with open(partial, "w", encoding="ascii") as text:
+                text.write("\n".join([f"{_TITLE}\n{_ABOUT}", *map(str, kept.values())]))
+                text.flush()
+                os.fsync(text.fileno())  # or a power cut leaves the new name without its text
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def load(file: str | os.PathLike[str] | None = None) -> int:
@@ -140,13 +228,14 @@ def load(file: str | os.PathLike[str] | None = None) -> int:
         file: as `add` writes it; None for the one at `path`.
 
     Raises:
-        ValueError: it cannot be read, or is no such file; ``auto`` goes on as before. Or there is
-            none to read, because XGEMM_TUNE_CACHE is empty.
+        ValueError: it cannot be read, or is no such file, as `read` has it; ``auto`` goes on as
+            before. Or there is none to read, because XGEMM_TUNE_CACHE is empty.
     """
     file = path() if file is None else file
     if file is None:
-        raise ValueError("tuned.load: XGEMM_TUNE_CACHE is empty, so there is no file to load")
-    return _C.tuned_load(os.fspath(file))
+        raise ValueError(f"tuned.load: {why_no_path()}, so there is no file to load")
+    with _named(file) as name:
+        return _C.tuned_load(name)
 
 
 def clear() -> None:

@@ -83,7 +83,7 @@ def _tuned(gpus: list[dict[str, Any]]) -> dict[str, Any]:
 
     file = tuned.path()
     if file is None:
-        return {"file": None, "error": None, "records": 0, "for_gpus": []}
+        return {"file": None, "error": tuned.why_no_path(), "records": 0, "for_gpus": []}
     try:
         records, error = tuned.read(file), None
     except ValueError as fault:
@@ -94,7 +94,7 @@ def _tuned(gpus: list[dict[str, Any]]) -> dict[str, Any]:
         )
         for g in gpus
     ]
-    return {"file": str(file), "error": error, "records": len(records), "for_gpus": here}
+    return {"file": tuned.shown(file), "error": error, "records": len(records), "for_gpus": here}
 
 
 def collect() -> dict[str, Any]:
@@ -174,7 +174,7 @@ def self_test(begins: Callable[[str], object] | None = None) -> list[dict[str, A
 
 def _tuned_words(tuned: dict[str, Any]) -> str:
     if tuned["file"] is None:
-        return "no file is read: XGEMM_TUNE_CACHE is empty, or there is no home"
+        return f"no file is read: {tuned['error']}"
     if tuned["error"]:
         return f"no use: {tuned['error']}"
     if not tuned["records"]:

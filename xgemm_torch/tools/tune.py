@@ -125,7 +125,7 @@ def _read_problems(path: Path, layouts: Sequence[str], batches: Sequence[int]) -
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ValueError(f"tune: {path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"tune: {tuned.shown(path)} cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -305,13 +305,15 @@ def run(options: argparse.Namespace) -> int:
     problems = problems_of(options)
     file = options.cache if options.cache is not None else tuned.path()
     if file is None:
-        raise ValueError("tune: XGEMM_TUNE_CACHE is empty, so there is no file; --cache names one")
+        raise ValueError(f"tune: {tuned.why_no_path()}, so there is no file; --cache names one")
     precisions = PRECISIONS if options.precision == "both" else (options.precision,)
     gpu = gpu_at_hand()
     try:
         tuned.add(file, [])  # what cannot be written is no place for an hour's work
     except OSError as error:
-        raise ValueError(f"tune: {file} cannot be written: {error.strerror}") from error
+        raise ValueError(
+            f"tune: {tuned.shown(file)} cannot be written: {error.strerror}"
+        ) from error
     tasks = []
     for p in problems:
         wanted = precisions if options.force else missing(p, gpu, precisions, file)
@@ -325,7 +327,8 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("interrupted; what was measured before is in the file")
         code = INTERRUPTED
-    print(f"{len(tuned.read(file))} records in {file}")
-    if tuned.path() is None or file.absolute() != tuned.path().absolute():
+    print(f"{len(tuned.read(file))} records in {tuned.shown(file)}")
+    read = tuned.path()
+    if read is None or file.absolute() != read.absolute():
         print("auto reads another file, or none: XGEMM_TUNE_CACHE or tuned.load() names this one")
     return code
