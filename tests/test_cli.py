@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from xgemm_torch import ops
 from xgemm_torch.__main__ import COMMANDS, main
 from xgemm_torch.course import ladder, race, stage_code
 from xgemm_torch.explain import memory
-from xgemm_torch.tools import accuracy, environment, explain_command, info
+from xgemm_torch.tools import accuracy, environment, explain_command, info, plotting
 
 NAMES = [stage.name for stage in xgemm_torch.stages()]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -217,6 +219,10 @@ def test_packages_that_torch_does_not_bring(arguments, package, missing):
         (["accuracy", "--png", "/no/such/folder/x.png"], "there is no folder /no/such/folder"),
         (["ladder", "--png", "x.foo"], "x.foo: a picture must end in ."),
         (["ladder", "--race", "--png", "/no/such/x.png"], "there is no folder /no/such"),
+        # Also for root, who may write everywhere.
+        (["ladder", "--png", "/proc/x.png"], "/proc/x.png cannot be written: "),
+        (["ladder", "--race", "--png", "/proc/x.png"], "/proc/x.png cannot be written: "),
+        (["accuracy", "--png", "/proc/x.png"], "/proc/x.png cannot be written: "),
     ],
     ids=lambda v: v if isinstance(v, str) else " ".join(v),
 )
@@ -227,6 +233,28 @@ def test_a_place_for_no_picture_is_refused_before_anything_is_measured(
         monkeypatch.setattr(module, "collect", lambda *args, **kwargs: pytest.fail("measured"))
     assert main(arguments) == 2
     assert text in capsys.readouterr().err
+
+
+def test_what_is_asked_of_a_place_leaves_it_as_it_was(tmp_path):
+    plotting.require(tmp_path / "x.png")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "x.png").write_bytes(b"old")
+    plotting.require(tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes() == b"old"
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    for name in ("pipe.png", "folder.png"):
+        with pytest.raises(OSError, match=f"{name} cannot be written"):
+            plotting.require(tmp_path / name)
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 20])
+def test_colours_of_any_number_of_lines_are_distinct(count):
+    colors = plotting.distinct(count)
+    assert len(colors) == count
+    meant = [plotting.INK, plotting.GREY, plotting.RED, plotting.BLUE]
+    pairs = itertools.combinations([plotting._rgb(color) for color in (*colors, *meant)], 2)
+    assert min(math.dist(*pair) for pair in pairs) > 40
 
 
 @pytest.mark.skipif(not NO_GPU, reason="with a GPU any size is timed")

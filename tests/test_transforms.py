@@ -7,8 +7,11 @@ are the forms that differ in how they are derived (a bias, transposed operands, 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -673,6 +676,26 @@ def test_flops_of_out_are_counted():
         xgemm_torch.sgemm(a, b, out=out)
         torch.ops.xgemm.sgemm(a, b, out=out)
     assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 5
+
+
+@pytest.mark.parametrize("looked", ["before", "never", "by two"])
+def test_flops_are_counted_whoever_looked_for_the_counter(looked):
+    """Whether it is installed, as programs ask: that is no import."""
+    look = "importlib.util.find_spec('torch.utils.flop_counter')"
+    code = (
+        "import importlib.util, sys, torch, xgemm_torch\n"
+        "finders = len(sys.meta_path)\n"
+        "assert 'torch.utils.flop_counter' not in sys.modules\n"
+        f"for _ in range({['never', 'before', 'by two'].index(looked)}): assert {look}\n"
+        "from torch.utils.flop_counter import FlopCounterMode\n"
+        "assert len(sys.meta_path) == finders - 1\n"
+        "with FlopCounterMode(display=False) as counter:\n"
+        "    xgemm_torch.sgemm(torch.ones(3, 4), torch.ones(4, 5))\n"
+        "assert counter.get_total_flops() == 2 * 3 * 4 * 5\n"
+    )
+    root = Path(xgemm_torch.__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_make_fx_and_symbolic_trace():

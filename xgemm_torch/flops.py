@@ -6,10 +6,10 @@ when somebody imports it.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -31,7 +31,11 @@ def _product(
 
 
 class _Finder(MetaPathFinder):
-    """Finds the counter as it would be found without this, once, and registers when it is made."""
+    """Finds the counter as it would be found without this, and registers when it is made.
+
+    It stays until then: a specification that is only looked at, as ``importlib.util.find_spec``
+    does, makes no module.
+    """
 
     def __init__(self, operators: list[Any]) -> None:
         self.operators = operators
@@ -39,8 +43,9 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _COUNTER:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
         make = spec.loader.exec_module
@@ -48,8 +53,11 @@ class _Finder(MetaPathFinder):
         def make_and_register(module: ModuleType) -> None:
             make(module)
             module.register_flop_formula(self.operators)(_product)
+            with suppress(ValueError):  # another specification's module was made before
+                sys.meta_path.remove(self)
 
-        spec.loader.exec_module = make_and_register
+        # Each search has a loader of its own, so that none is wrapped twice.
+        spec.loader.exec_module = make_and_register  # type: ignore[method-assign]
         return spec
 
 

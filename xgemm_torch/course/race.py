@@ -207,7 +207,9 @@ def speed_table(facts: dict[str, Any]) -> Fitted:
 
 def run(options: argparse.Namespace) -> int:
     """Run the race, print its table, write its charts; returns 0."""
-    plotting.require(options.png)
+    plotting.require(
+        options.png or Path("ladder-race.png")
+    )  # as is the file's folder, if not its name
     facts = collect(options.size, options.layout, quiet=options.json)
     kind = "" if facts["gpu"] else "-counts"
     path = options.png or Path(f"ladder-race{kind}-{_problem(facts)}.png")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import colorsys
 import io
-import itertools
+import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,7 @@ def require(path: Path | None = None) -> None:
         ModuleNotFoundError: there is no matplotlib.
         FileNotFoundError: no such folder.
         ValueError: no kind of picture ends so.
+        OSError: the file, or one in its folder, cannot be opened for writing.
     """
     kinds = new_figure(1, 1).canvas.get_supported_filetypes()
     if path is None:
@@ -41,6 +44,15 @@ def require(path: Path | None = None) -> None:
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     if path.suffix[1:] not in kinds:
         raise ValueError(f"{path}: a picture must end in .{', .'.join(sorted(kinds))}")
+    is_new = not os.path.lexists(path)
+    try:
+        # Permissions alone do not say it: not of root, nor of file systems that take no files. A
+        # pipe that nobody reads is not waited for.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666))
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}") from error
+    if is_new:
+        path.unlink()
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -70,6 +82,28 @@ def flat(image: Image) -> Image:
     from PIL.Image import Dither, Quantize
 
     return image.convert("RGB").quantize(256, method=Quantize.MEDIANCUT, dither=Dither.NONE)
+
+
+def _rgb(color: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(color[1:]))
+
+
+def distinct(count: int) -> list[str]:
+    """Give so many colours for lines, each unlike the others and those that have a meaning.
+
+    Beyond five the next is that of a grid of hues and lightnesses which is farthest, in RGB, from
+    its nearest among those taken.
+    """
+    chosen = [ORANGE, GREEN, "#8e5bb5", "#b8860b", "#3aa6b9"]
+    grid = [
+        "#" + bytes(round(255 * x) for x in colorsys.hls_to_rgb(hue / 24, light, 0.8)).hex()
+        for hue in range(24)
+        for light in (0.3, 0.5, 0.7)
+    ]
+    while len(chosen) < min(count, len(grid)):
+        taken = [_rgb(color) for color in (*chosen, INK, GREY, RED, BLUE, "#ffffff")]
+        chosen.append(max(grid, key=lambda x: min(math.dist(_rgb(x), y) for y in taken)))
+    return [chosen[i % len(chosen)] for i in range(count)]
 
 
 def dress(axes: Axes, title: str, x: str = "", y: str = "") -> None:
@@ -475,9 +509,10 @@ def _errors(axes: Axes, rows: list[dict[str, Any]]) -> None:
         "torch.mm": (INK, 1.0),
         "sgemm": (BLUE, 2.2),
     }
-    others = itertools.cycle((ORANGE, GREEN, "#8e5bb5", "#b8860b", "#3aa6b9"))
-    for name in rows[0]["errors"]:
-        color, width = styles.get(name) or (next(others), 1.4)
+    names = list(rows[0]["errors"])
+    colors = iter(distinct(sum(name not in styles for name in names)))
+    for name in names:
+        color, width = styles.get(name) or (next(colors), 1.4)
         for term, look in (("rms", {"linewidth": width}), ("largest", {"linewidth": 0})):
             axes.plot(depths, [row["errors"][name][term] or None for row in rows], color=color,
                       marker="o" if term == "largest" else None, markersize=1.2 + width,
