@@ -186,9 +186,36 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         file.write(b"ne")
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match=f"{path} cannot be written: disk full"):
         checkpoint.write_atomically(path, half)
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_changed_bit_anywhere_is_found(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    state = {"current": {"w": torch.arange(300.0)}, "losses": [1.0, 2.0], "part": "stock"}
+    checkpoint.save(path, state)
+    good = path.read_bytes()
+    assert torch.equal(checkpoint.load(path)["current"]["w"], state["current"]["w"])
+    for at in range(0, len(good), 7):
+        bad = bytearray(good)
+        bad[at] ^= 1 << at % 8
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match=f"train: {path} cannot be read: ") as fault:
+            checkpoint.load(path)
+        assert "\n" not in str(fault.value)
+    for length in range(0, len(good), 101):
+        path.write_bytes(good[:length])
+        with pytest.raises(ValueError, match=f"train: {path} cannot be read: "):
+            checkpoint.load(path)
+    path.write_bytes(good)
+    assert checkpoint.load(path)["part"] == "stock"
+
+
+def test_a_checkpoint_of_before_there_were_sums_is_read(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"format": 1, "part": "stock"}, path)
+    assert checkpoint.load(path)["part"] == "stock"
 
 
 def test_one_process_trains_in_a_folder(tmp_path, capsys):
@@ -329,6 +356,50 @@ def test_killed_twice_and_resumed_gives_the_losses_of_an_uninterrupted_run(tmp_p
         assert other["runs"][run]["losses"] == one["runs"][run]["losses"]
         assert other["runs"][run]["validation"] == one["runs"][run]["validation"]
         assert other["runs"][run]["sample"] == one["runs"][run]["sample"]
+
+
+def test_a_full_disk_is_a_line_and_what_was_saved_stays(tmp_path):
+    """Files of at most 64 KiB stand for it: a checkpoint has more, all others have less."""
+    folder = tmp_path / "run"
+    arguments = ["--steps", "8", "--checkpoint-every", "3"]
+    limited = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))\n"
+        "from xgemm_torch.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    before = None
+    for resume in (arguments, ["--resume"]):
+        full = [sys.executable, "-c", limited, *command(folder, *resume)[3:]]
+        done = subprocess.run(full, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stderr.strip().splitlines()[-1] == (
+            f"error: train: {folder}/checkpoint.pt cannot be written: File too large; what was "
+            f"saved before is as it was: python -m xgemm_torch train --resume --out {folder}"
+        )
+        assert not list(folder.glob("*.partial"))
+        if before is None:  # now with one of an interrupted run
+            process = start(*command(tmp_path / "other", "--steps", "100000",
+                                     "--checkpoint-every", "3"))  # fmt: skip
+            kill_when(process, tmp_path / "other", lambda s: s["current"])
+            before = (tmp_path / "other" / "checkpoint.pt").read_bytes()
+            (folder / "checkpoint.pt").write_bytes(before)
+            (folder / "config.json").write_bytes((tmp_path / "other/config.json").read_bytes())
+    assert (folder / "checkpoint.pt").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_a_line_and_stays(finished, tmp_path, capsys):
+    damaged = bytearray((finished / "checkpoint.pt").read_bytes())
+    damaged[len(damaged) // 2] ^= 1  # of a weight
+    (tmp_path / "checkpoint.pt").write_bytes(damaged)
+    (tmp_path / "config.json").write_text((finished / "config.json").read_text())
+    assert main(["train", "--resume", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: train: {tmp_path}/checkpoint.pt cannot be read: its bytes are not those that were "
+        "written (SHA-256)\n"
+    )
+    assert (tmp_path / "checkpoint.pt").read_bytes() == damaged
 
 
 def test_asked_to_stop_it_saves_its_place_and_says_how_to_go_on(tmp_path):

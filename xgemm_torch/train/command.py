@@ -145,4 +145,9 @@ def run(options: argparse.Namespace) -> int:
                 f"{reason}; nothing is lost: python -m xgemm_torch train --resume --out {folder}"
             )
             return 130
+        except OSError as error:  # as of a full disk
+            raise OSError(
+                f"{error}; what was saved before is as it was: "
+                f"python -m xgemm_torch train --resume --out {folder}"
+            ) from error
     return 0 if summary["check"]["equal"] else 1

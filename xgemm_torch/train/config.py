@@ -86,9 +86,9 @@ class Config:
     def load(cls, path: Path) -> Config:
         """Read a file of ``to_json``; ValueError when it is something else."""
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_text(encoding="utf-8"))
             return cls(**values)
-        except (json.JSONDecodeError, TypeError) as error:
+        except (UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"train: {path} is not a job's settings: {error}") from None
 
     def difference(self, wanted: dict[str, object]) -> list[str]:
