@@ -84,7 +84,7 @@ format:
 	$(CLANG_FORMAT) -i $(CXX_FILES)
 
 clean:
-	rm -rf build dist *.egg-info xgemm_torch/_C*.so .pytest_cache .ruff_cache
+	rm -rf build dist *.egg-info xgemm_torch/_C*.so .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -not -path "./.venv*" -prune -exec rm -rf {} +
 
 distclean: clean

@@ -39,7 +39,10 @@ from .recomputed import Recomputed, count_recomputed
 from .registry import Stage, Tile, split_k_size, stages
 
 if TYPE_CHECKING:
-    from . import course, registry, tools, train  # noqa: F401
+    from . import course as course
+    from . import registry as registry
+    from . import tools as tools
+    from . import train as train
 
 __version__ = "0.1.0"
 
@@ -75,11 +78,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import one of `SUBMODULES` when it is first asked for."""
-    if name in SUBMODULES:
-        return importlib.import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take every name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """Import one of `SUBMODULES` when it is first asked for."""
+        if name in SUBMODULES:
+            return importlib.import_module(f".{name}", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -13,16 +13,17 @@ from __future__ import annotations
 import functools
 import math
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from .registry import left_out, stages
+from .types import Activation, Precision
 
-PRECISIONS = ("fp32", "ieee")
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 # Stages that could not be registered, and why.
 _LEFT_OUT = left_out()
@@ -194,10 +195,10 @@ def result_shape(
 
     Raises ValueError where they do not fit together.
     """
-    for arg, shape in ((call.a, a), (call.b, b)):
-        if len(shape) not in (2, 3):
+    for arg, sizes in ((call.a, a), (call.b, b)):
+        if len(sizes) not in (2, 3):
             raise ValueError(
-                f"{call.name}: {arg} must have 2 or 3 dimensions, got shape {_sizes(shape)}"
+                f"{call.name}: {arg} must have 2 or 3 dimensions, got shape {_sizes(sizes)}"
             )
     m, inner_a = (a[-1], a[-2]) if trans_a else (a[-2], a[-1])
     inner_b, n = (b[-1], b[-2]) if trans_b else (b[-2], b[-1])

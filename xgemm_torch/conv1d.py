@@ -16,6 +16,7 @@ from ._checks import Words
 from .functional import _rows
 from .ops import sgemm_as
 from .stock import is_torchs
+from .types import Autocast, Precision
 
 HOME, NAME = "transformers.pytorch_utils", "Conv1D"
 WORDS = Words(NAME, a="x", b="weight", c="bias", flags=False)
@@ -32,15 +33,16 @@ class Product(nn.Module):
     weight: Tensor
     bias: Tensor
     kernel: str = "auto"
-    precision: str = "fp32"
-    autocast: str = "torch"
+    precision: Precision = "fp32"
+    autocast: Autocast = "torch"
 
     def forward(self, x: Tensor) -> Tensor:
         """Give x weight + bias: (..., in_features) -> (..., out_features)."""
         if is_torchs(self.weight, self.autocast):
             return super().forward(x)  # transformers' own
-        how = {"precision": self.precision, "kernel": self.kernel}
-        out = sgemm_as(WORDS, _rows(x), self.weight, self.bias, **how)
+        out = sgemm_as(
+            WORDS, _rows(x), self.weight, self.bias, precision=self.precision, kernel=self.kernel
+        )
         return out.reshape(*x.shape[:-1], self.weight.shape[1])
 
 

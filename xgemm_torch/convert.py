@@ -19,6 +19,7 @@ from .nn import DEFAULTS, Linear
 from .ops import KERNELS
 from .opted import check_types, opted
 from .stock import check_autocast
+from .types import Autocast, Precision
 
 MARK = "_xgemm_swapped"
 """The attribute of a module that ``convert`` has swapped."""
@@ -81,7 +82,8 @@ class ConvertReport:
 
     def __str__(self) -> str:
         """The rows as a table, and the notes."""
-        table = [("module", "type before", "swapped", "reason")] + [
+        table: list[tuple[str, ...]] = [("module", "type before", "swapped", "reason")]
+        table += [
             (row.fqn or "(the model)", row.type, "yes" if row.swapped else "no", row.reason)
             for row in self.rows
         ]
@@ -97,9 +99,9 @@ def convert(
     *,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     kernel: str = "auto",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     min_features: int = 0,
-    autocast: str = "torch",
+    autocast: Autocast = "torch",
     types: Iterable[type[nn.Linear]] | type[nn.Linear] = (),
 ) -> ConvertReport:
     """Make the ``torch.nn.Linear`` modules of ``model`` ``xgemm_torch.nn.Linear``, in place.
@@ -246,7 +248,9 @@ def _with_ours(stock: type[nn.Module]) -> type[nn.Module]:
     """The class that a module of class ``stock`` gets."""
     if stock is nn.Linear:
         return Linear
-    return opted(stock) if issubclass(stock, nn.Linear) else conv1d.product_of(stock)
+    if issubclass(stock, nn.Linear):
+        return opted(stock)  # type: ignore[arg-type]
+    return conv1d.product_of(stock)  # type: ignore[arg-type]
 
 
 def _swap(module: nn.Module, options: dict[str, str]) -> None:

@@ -330,7 +330,8 @@ def _product(
                 a, b, c = operands(a, b, c)
             result = _CALL(a, b, c, **flags)
             return result.squeeze(1) if column else result
-        target = out = c if place == "self" else kwargs["out"]
+        target: Any = c if place == "self" else kwargs["out"]
+        out = target
         if operands is not None:
             a, b, c = operands(a, b, c)
             if column:
@@ -459,8 +460,8 @@ def _without_dynamo() -> Callable[..., Any]:
         for code in _functions():
             frames.set_code_exec_strategy(code, skip)
     except AttributeError:  # names that are not public
-        return torch._disable_dynamo(_torch_dispatch)
+        return torch._disable_dynamo(_torch_dispatch)  # type: ignore[attr-defined]
     return _torch_dispatch
 
 
-Mode.__torch_dispatch__ = _without_dynamo()
+Mode.__torch_dispatch__ = _without_dynamo()  # type: ignore[method-assign]

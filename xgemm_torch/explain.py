@@ -14,6 +14,7 @@ from . import _C, _checks
 from .ops import KERNELS, sgemm
 from .recomputed import count_recomputed
 from .registry import Tile, split_k_size, tile_name
+from .types import Precision
 
 _ASSUMED = (90, 132)  # compute capability and multiprocessors of an H100 or H200
 
@@ -109,7 +110,7 @@ class Explanation:
     k: int
     batch: int
     device: str
-    precision: str
+    precision: Precision
     kernel: str
     why: str
     row: int
@@ -180,7 +181,7 @@ class _Asked:
     """What is asked for besides the problem."""
 
     kernel: str
-    precision: str
+    precision: Precision
     workspace: int | None
 
 
@@ -192,7 +193,7 @@ def explain(
     trans_a: bool = False,
     trans_b: bool = False,
     kernel: str = "auto",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     workspace: int | None = None,
     count: bool = False,
 ) -> Explanation: ...
@@ -207,7 +208,7 @@ def explain(
     trans_a: bool = False,
     trans_b: bool = False,
     kernel: str = "auto",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     workspace: int | None = None,
 ) -> Explanation: ...
 
@@ -220,7 +221,7 @@ def explain(
     trans_a: bool = False,
     trans_b: bool = False,
     kernel: str = "auto",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     workspace: int | None = None,
     count: bool = False,
 ) -> Explanation:
@@ -268,7 +269,7 @@ def explain(
             _must_run(a, b)
         found = _of_tensors(a, b, trans_a, trans_b, asked)
         return _counted(found, a, b, trans_a, trans_b, asked) if count else found
-    sizes = (a, b, k)
+    sizes: tuple[Any, Any, Any] = (a, b, k)
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
         raise TypeError("explain: takes two tensors or three sizes")
     if count:
@@ -277,12 +278,12 @@ def explain(
             f"{a} x {b} x {k}"
         )
     _checks.check_options("explain", KERNELS["sgemm"], kernel, precision)
-    m, n, k = sizes
-    layout_a = (1, m, True, 0) if trans_a else (k, 1, True, 0)
-    layout_b = (1, k, True, 0) if trans_b else (n, 1, True, 0)
+    m, n, depth = sizes
+    layout_a: _Layout = (1, m, True, 0) if trans_a else (depth, 1, True, 0)
+    layout_b: _Layout = (1, depth, True, 0) if trans_b else (n, 1, True, 0)
     if torch.cuda.is_available():
-        return _on_cuda(m, n, k, 1, layout_a, layout_b, None, asked)
-    return _on_cuda(m, n, k, 1, layout_a, layout_b, _ASSUMED, asked)
+        return _on_cuda(m, n, depth, 1, layout_a, layout_b, None, asked)
+    return _on_cuda(m, n, depth, 1, layout_a, layout_b, _ASSUMED, asked)
 
 
 def _counted(
@@ -337,7 +338,7 @@ def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Aske
     batch = shape[0] if len(shape) == 3 else 1
     left, right = a.mT if trans_a else a, b.mT if trans_b else b
     m, n, k = shape[-2], shape[-1], left.shape[-1]
-    layouts = [
+    layout_a, layout_b = (
         (
             t.stride(-2),
             t.stride(-1),
@@ -345,12 +346,12 @@ def _of_tensors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, asked: _Aske
             t.stride(0) if t.dim() == 3 and t.shape[0] > 1 else 0,
         )
         for t in (left, right)
-    ]
+    )
     if a.device.type == "cuda":
-        return _on_cuda(m, n, k, batch, *layouts, a.device, asked)
+        return _on_cuda(m, n, k, batch, layout_a, layout_b, a.device, asked)
     if kernel != "auto":
         name, why = kernel, "asked for; its CUDA source runs in the emulator, which is slow"
-        found, candidates = _candidates(m, n, k, batch, *layouts, 0, 0, asked)
+        found, candidates = _candidates(m, n, k, batch, layout_a, layout_b, 0, 0, asked)
         if not candidates:
             return _without_grid(m, n, k, batch, str(a.device), precision, "none", found["why"])
         runs = next(c for c in candidates if c.kernel == name and c.by_name)
@@ -375,7 +376,7 @@ def _aligned(t: Tensor) -> bool:
 
 
 def _without_grid(
-    m: int, n: int, k: int, batch: int, device: str, precision: str, kernel: str, why: str,
+    m: int, n: int, k: int, batch: int, device: str, precision: Precision, kernel: str, why: str,
     scheme: str = "", workspace: int = 0, candidates: tuple[Candidate, ...] = (),
     units: int | None = None,
 ) -> Explanation:  # fmt: skip

@@ -8,7 +8,7 @@ raising ValueError where torch raises RuntimeError, in giving float32 under auto
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,17 +17,21 @@ from torch.overrides import has_torch_function_variadic
 
 from ._checks import Words, known
 from .ops import overridden, refuse_grad, sgemm_as
+from .types import Activation, Precision
+
+if TYPE_CHECKING:
+    from .packed import PackedWeight
 
 __all__ = ["addmm", "bmm", "linear", "matmul", "mm"]
 
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None = None,
-    activation: str = "none",
+    activation: Activation = "none",
     *,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     kernel: str = "auto",
 ) -> Tensor:
     """activation(x weight^T + bias), as ``torch.nn.functional.linear`` with an activation.
@@ -58,9 +62,12 @@ def linear(
             precision=precision,
             kernel=kernel,
         )
+    if TYPE_CHECKING:  # a packed weight has gone its way
+        assert isinstance(weight, Tensor)
     how: dict[str, Any] = {"precision": precision, "kernel": kernel, "activation": activation}
     if isinstance(x, Tensor) and x.is_nested and x.layout is torch.jagged:
-        if x._ragged_idx == x.dim() - 1:
+        ragged: Any = x
+        if ragged._ragged_idx == x.dim() - 1:
             raise ValueError("linear: the last dimension of a jagged x must not be the ragged one")
         return _of_rows(x, lambda rows: linear(rows, weight, bias, **how))
     rank = _rank("linear", "x", x)
@@ -84,10 +91,10 @@ def linear(
 
 def mm(
     input: Tensor,
-    mat2: Tensor,
+    mat2: Tensor | PackedWeight,
     *,
     out: Tensor | None = None,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     kernel: str = "auto",
 ) -> Tensor:
     """The product of two matrices, as ``torch.mm``.
@@ -111,6 +118,8 @@ def mm(
         return overridden(
             mm, (input, mat2, out), input, mat2, out=out, precision=precision, kernel=kernel
         )
+    if TYPE_CHECKING:  # a packed weight has gone its way
+        assert isinstance(mat2, Tensor)
     _ranks("mm", 2, input=input, mat2=mat2)
     return sgemm_as(MM, input, mat2, precision=precision, kernel=kernel, out=out)
 
@@ -118,12 +127,12 @@ def mm(
 def addmm(
     input: Tensor,
     mat1: Tensor,
-    mat2: Tensor,
+    mat2: Tensor | PackedWeight,
     *,
     beta: float = 1,
     alpha: float = 1,
     out: Tensor | None = None,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     kernel: str = "auto",
 ) -> Tensor:
     """The sum beta * input + alpha * mat1 mat2, as ``torch.addmm``.
@@ -159,6 +168,8 @@ def addmm(
             precision=precision,
             kernel=kernel,
         )
+    if TYPE_CHECKING:  # a packed weight has gone its way
+        assert isinstance(mat2, Tensor)
     _ranks("addmm", 2, mat1=mat1, mat2=mat2)
     _rank("addmm", "input", input)
     how: dict[str, Any] = {"precision": precision, "kernel": kernel, "out": out}
@@ -170,7 +181,7 @@ def bmm(
     mat2: Tensor,
     *,
     out: Tensor | None = None,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     kernel: str = "auto",
 ) -> Tensor:
     """The products of two batches of matrices, as ``torch.bmm``: nothing is broadcast.
@@ -204,10 +215,10 @@ def bmm(
 
 def matmul(
     input: Tensor,
-    other: Tensor,
+    other: Tensor | PackedWeight,
     *,
     out: Tensor | None = None,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     kernel: str = "auto",
 ) -> Tensor:
     """The matrix product with torch's rules for vectors and batches, as ``torch.matmul``.
@@ -236,6 +247,8 @@ def matmul(
         return overridden(
             matmul, (input, other, out), input, other, out=out, precision=precision, kernel=kernel
         )
+    if TYPE_CHECKING:  # a packed weight has gone its way
+        assert isinstance(other, Tensor)
     how: dict[str, Any] = {"precision": precision, "kernel": kernel}
     rank, rank2 = _rank("matmul", "input", input), _rank("matmul", "other", other)
     if rank == 2 and rank2 == 2:
@@ -345,7 +358,7 @@ def _rows(x: Tensor) -> Tensor:
     return y.flatten(0, -2)
 
 
-def _of_rows(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def _of_rows(x: Any, function: Callable[[Tensor], Tensor]) -> Tensor:
     """The jagged tensor of what ``function`` makes of the rows of a jagged one."""
     out = function(x.values())
     return torch.nested.nested_tensor_from_jagged(

@@ -45,10 +45,11 @@ def register() -> bool:
 
 def _lowering(as_returned: Any) -> Any:
     """The call of ``sgemm.out`` for a call of ``sgemm``, the shape as its fake kernel says."""
-    from torch._inductor import ir
+    from torch._inductor import ir as ir_module
     from torch._inductor.virtualized import V
 
     out = torch.ops.xgemm.sgemm.out
+    ir: Any = ir_module  # what it imports from elsewhere is no export of its own
     convert_shape, realize = ir.convert_shape_to_inductor, ir.ExternKernel.realize_input
 
     def lowering(a: Any, b: Any, c: Any = None, **flags: Any) -> Any:

@@ -62,7 +62,7 @@ def _matrices(module: nn.Module) -> str | None:
     found = [
         f"{name} {tuple(t.shape)}"
         for name, t in ([] if known else module.named_parameters(recurse=False))
-        if not isinstance(t, nn.parameter.UninitializedTensorMixin)
+        if not isinstance(t, nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
         and t.is_floating_point()
         and t.dim() in (2, 3)
         and min(t.shape) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,23 @@ from .linears import obstacle, replaced
 from .ops import ACTIVATIONS, KERNELS
 from .packed import PackedWeight, prepack
 from .stock import check_autocast, is_torchs
+from .types import Activation, Autocast, Precision
 
 __all__ = ["Linear"]
 
-DEFAULTS = {"kernel": "auto", "precision": "fp32", "activation": "none", "autocast": "torch"}
+
+class Options(TypedDict):
+    """How a layer multiplies."""
+
+    kernel: str
+    precision: Precision
+    activation: Activation
+    autocast: Autocast
+
+
+DEFAULTS: Options = {
+    "kernel": "auto", "precision": "fp32", "activation": "none", "autocast": "torch"
+}  # fmt: skip
 
 
 class Linear(torch.nn.Linear):
@@ -50,9 +63,9 @@ class Linear(torch.nn.Linear):
 
     # Defaults of the class, so that a torch.nn.Linear made one of these by its __class__ works.
     kernel: str = DEFAULTS["kernel"]
-    precision: str = DEFAULTS["precision"]
-    activation: str = DEFAULTS["activation"]
-    autocast: str = DEFAULTS["autocast"]
+    precision: Precision = DEFAULTS["precision"]
+    activation: Activation = DEFAULTS["activation"]
+    autocast: Autocast = DEFAULTS["autocast"]
     packed: PackedWeight | None = None
 
     def __init__(
@@ -64,9 +77,9 @@ class Linear(torch.nn.Linear):
         dtype: torch.dtype | None = None,
         *,
         kernel: str = "auto",
-        precision: str = "fp32",
-        activation: str = "none",
-        autocast: str = "torch",
+        precision: Precision = "fp32",
+        activation: Activation = "none",
+        autocast: Autocast = "torch",
     ) -> None:
         """As the class says."""
         _checks.check_options("Linear", KERNELS["sgemm"], kernel, precision, activation)
@@ -158,9 +171,9 @@ class Linear(torch.nn.Linear):
         module: torch.nn.Linear,
         *,
         kernel: str | None = None,
-        precision: str | None = None,
-        activation: str | None = None,
-        autocast: str | None = None,
+        precision: Precision | None = None,
+        activation: Activation | None = None,
+        autocast: Autocast | None = None,
     ) -> Linear:
         """A new module that shares the parameters of ``module``, and its training mode.
 
@@ -180,7 +193,7 @@ class Linear(torch.nn.Linear):
         _must_have_parameters("from_linear", module)
         given = {"kernel": kernel, "precision": precision, "activation": activation}
         given["autocast"] = autocast
-        options = {
+        options: dict[str, Any] = {
             key: getattr(module, key) if ours else default for key, default in DEFAULTS.items()
         }
         options |= {key: value for key, value in given.items() if value is not None}

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -40,6 +40,10 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from . import _C, _checks, flops, inductor, sharding
 from ._checks import Words, own_words
 from .registry import left_out, stages
+from .types import Activation, Precision
+
+if TYPE_CHECKING:
+    from .packed import PackedWeight
 
 __all__ = ["sgemm"]
 
@@ -213,7 +217,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 def _split(flags: dict[str, Any]) -> tuple[bool, bool, float, dict[str, Any]]:
     """The flags as trans_a, trans_b, beta, and those that a product's derivatives keep."""
-    kept = {key: flags[key] for key in ("alpha", "precision", "kernel") if key in flags}
+    kept: dict[str, Any] = {
+        key: flags[key] for key in ("alpha", "precision", "kernel") if key in flags
+    }
     return flags.get("trans_a", False), flags.get("trans_b", False), flags.get("beta", 1.0), kept
 
 
@@ -334,7 +340,10 @@ class _Rules:
                 beta = 1.0
         if total is None or total is not tan_c:
             return total
-        return (tan_c * beta).expand(_checks.result_shape(own_words(ctx.op), *ctx.shapes, ta, tb))
+        a_shape, b_shape, c_shape = ctx.shapes
+        words = own_words(ctx.op)
+        shape = _checks.result_shape(words, a_shape, b_shape, c_shape, ta, tb)
+        return (tan_c * beta).expand(shape)
 
 
 class _Plain(_Rules, Function):
@@ -442,7 +451,7 @@ def _vmapped(
 
     if dim_a is not None and dim_b is None:
         rows = a.movedim(0, -3)
-        rows_c = c if c is None or dim_c is None else c.movedim(0, -3)
+        rows_c: Any = c if c is None or dim_c is None else c.movedim(0, -3)
         if c is None:
             fits = True
         elif dim_c is None:
@@ -488,7 +497,8 @@ def _functionalized() -> Any:
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
     from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
 
-    return FunctorchFunctionalizeAPI(retrieve_current_functorch_interpreter())
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    return FunctorchFunctionalizeAPI(interpreter)
 
 
 def _transformed(
@@ -499,7 +509,7 @@ def _transformed(
         a, b, c = outer.unwrap_tensors((a, b, c))
         with outer.redispatch_to_next():
             return outer.wrap_tensors(OPS[name](a, b, c, **flags))
-    a, b, c = (_float32(t) if isinstance(t, Tensor) else t for t in (a, b, c))
+    a, b, c = (_float32(t) if isinstance(t, Tensor) else t for t in (a, b, c))  # type: ignore[assignment]
     _checks.check(own_words(name), KERNELS[name], a, b, c, **flags)
     return _differentiable(name, a, b, c, flags)
 
@@ -537,7 +547,7 @@ def _raise_as_python(
         operands = tuple(_float32(t) if isinstance(t, Tensor) else t for t in operands)
         shape = _checks.check(call, KERNELS[name], *operands, **flags)
         if flags.get("out") is not None:
-            refuse_grad(*operands, flags["out"], call)
+            refuse_grad(*operands, flags["out"], call)  # type: ignore[call-arg]
         elif "aoti_torch_empty_strided" in str(error):
             operands[0].new_empty(shape)
         elif "'s storage has" in str(error):
@@ -580,7 +590,10 @@ def _register_autograd(name: str) -> None:
     _LIB.impl(name, kernel, "Autograd", with_keyset=True)
 
 
-def _float32(t: Tensor | None) -> Tensor | None:
+_Operand = TypeVar("_Operand", Tensor, Tensor | None)
+
+
+def _float32(t: _Operand) -> _Operand:
     """Autocast's cast: the floating types that it may change, on the devices where it is on."""
     if (
         t is None
@@ -717,16 +730,16 @@ def _prepack_fake(b: Tensor, *, trans_b: bool = False, kernel: str = "auto") -> 
 
 def sgemm(
     a: Tensor,
-    b: Tensor,
+    b: Tensor | PackedWeight,
     c: Tensor | None = None,
     *,
     alpha: float = 1,  # an int, as in torch.addmm: Dynamo would take a float for a dynamic one
     beta: float = 1,
     trans_a: bool = False,
     trans_b: bool = False,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     kernel: str = "auto",
-    activation: str = "none",
+    activation: Activation = "none",
     out: Tensor | None = None,
 ) -> Tensor:
     """FP32 matrix product: activation(alpha * op(a) op(b) + beta * c).
@@ -789,6 +802,8 @@ def sgemm(
             return _SGEMM(a, b, c, **flags)
         if has_torch_function_variadic(a, b, c, out):
             return overridden(sgemm, (a, b, c, out), a, b, c, out=out, **flags)
+        if TYPE_CHECKING:  # a packed weight has gone its way
+            assert isinstance(b, Tensor)
         if out is not None:
             return _into(out, a, b, c, flags)
         if _functorch_active():

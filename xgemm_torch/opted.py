@@ -23,12 +23,13 @@ class _Opted(Linear):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """By the class that it was, which has a name."""
-        _, _, *state = super().__reduce_ex__(protocol)
+        reduced: Any = super().__reduce_ex__(protocol)
+        _, _, *state = reduced
         return (_new, (self.stock,), *state)
 
 
 def _new(stock: type[nn.Linear]) -> nn.Linear:
-    kind = opted(stock)
+    kind = opted(stock)  # type: ignore[arg-type]
     return kind.__new__(kind)
 
 

@@ -16,6 +16,7 @@ from . import functional as F
 from .functional import addmm, linear, matmul, mm
 from .ops import KERNELS, SGEMM, sgemm, sgemm_packed, transforming
 from .registry import stages
+from .types import Activation
 
 __all__ = ["PackedWeight", "prepack"]
 
@@ -272,7 +273,7 @@ def _sgemm(
 
 
 def _linear(
-    x: Tensor, weight: Any, bias: Tensor | None = None, activation: str = "none", **how: Any
+    x: Tensor, weight: Any, bias: Tensor | None = None, activation: Activation = "none", **how: Any
 ) -> Tensor:
     matrix = _matrix("linear", "weight", weight, x=x, bias=bias)
     if not weight.trans_b:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 from . import _checks
 from .dispatch import WHOLE, Mode, in_words
 from .ops import KERNELS
+from .types import Precision
 
 __all__ = ["Patch", "PatchRow", "patch"]
 
@@ -59,7 +60,7 @@ class Patch:
         min_flops: products of fewer FLOP, 2 m n k a matrix, are torch's.
     """
 
-    def __init__(self, precision: str, min_flops: float, kernel: str) -> None:
+    def __init__(self, precision: Precision, min_flops: float, kernel: str) -> None:
         """As ``patch`` says."""
         self.precision = precision
         self.kernel = kernel
@@ -87,11 +88,12 @@ class Patch:
         entered = vars(self._thread).get("entered")
         if not entered:
             raise RuntimeError("patch: not active in this thread; it ends where it was begun")
-        mode = entered[-1]
-        if mode not in _get_current_dispatch_mode_stack():
+        mode: Any = entered[-1]
+        modes: Callable[[], list[Any]] = _get_current_dispatch_mode_stack
+        if mode not in modes():
             raise RuntimeError("patch: torch has switched dispatch modes off here; end it outside")
-        above = []
-        while (top := _get_current_dispatch_mode_stack()[-1]) is not mode:
+        above: list[Any] = []
+        while (top := modes()[-1]) is not mode:
             above.append(top)
             _pop_mode()
         mode.__exit__(*(error or (None, None, None)))
@@ -201,7 +203,7 @@ class Patch:
         if not rows:
             return f"{self!r}: no products yet"
         total = sum(row.flops for row in rows)
-        table = [("product", "by", "calls", "FLOP", "share", "why torch")]
+        table: list[tuple[str, ...]] = [("product", "by", "calls", "FLOP", "share", "why torch")]
         for row in rows:
             share = f"{row.flops / total:.1%}" if row.flops else "?" if row.reason else ""
             table.append(
@@ -236,7 +238,9 @@ def _innermost() -> None:
         ours[-1].table = ours[-1].handlers
 
 
-def patch(*, precision: str = "fp32", min_flops: float = MIN_FLOPS, kernel: str = "auto") -> Patch:
+def patch(
+    *, precision: Precision = "fp32", min_flops: float = MIN_FLOPS, kernel: str = "auto"
+) -> Patch:
     """Make the float32 products of torch's own functions by ``sgemm``, with no change to a model.
 
     Inside it ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``addbmm``, ``mv`` and ``addmv``, also in

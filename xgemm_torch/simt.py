@@ -11,19 +11,20 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from . import _C
+from .types import Order
 
-ORDERS = ("forward", "reverse", "random")
+ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 def configure(
     *,
-    order: str | None = None,
+    order: Order | None = None,
     seed: int | None = None,
     skip: str | None = None,
     row: int | None = None,
@@ -85,12 +86,14 @@ _SPLIT_K_STEP = 32  # as in csrc/xgemm/core/split_k.h
 def _refuse(changes: dict[str, Any]) -> None:
     """Raise what is wrong with settings."""
     for name, value in changes.items():
-        kind = int if name in _RANGES else str
+        kind: Any = int if name in _RANGES else str
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(
                 f"simt: {name} must be of type {kind.__name__}, got {type(value).__name__}"
             )
-        least, most = _RANGES.get(name, (None, None))
+        if name not in _RANGES:
+            continue
+        least, most = _RANGES[name]
         if least is not None and value < least:
             raise ValueError(f"simt: {name} must be {least} or more, got {value}")
         if most is not None and value > most:
@@ -633,8 +636,8 @@ def _places(rows: str) -> dict[Place, Counts]:
         place = Place(*row["place"])
         make = SharedCounts if row["what"].startswith("shared") else GlobalCounts
         numbers = make(row["requests"], row["bytes"], row["units"], row["ideal"], row["worst"])
-        counts = Counts(**{row["what"].replace(" ", "_"): numbers})
-        places[place] = places.get(place, Counts()) + counts
+        of_kind: dict[str, Any] = {row["what"].replace(" ", "_"): numbers}
+        places[place] = places.get(place, Counts()) + Counts(**of_kind)
     return dict(sorted(places.items(), key=lambda item: (*_by_line(item[0].at), item[0].via)))
 
 

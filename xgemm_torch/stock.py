@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from .ops import any_autocast
+from .types import Autocast
 
-AUTOCASTS = ("torch", "float32")
+AUTOCASTS: tuple[Autocast, ...] = get_args(Autocast)
 """What a layer may do under autocast: what torch's does, or compute and give float32."""
 
 
@@ -18,7 +21,7 @@ def check_autocast(name: str, autocast: object) -> None:
         raise ValueError(f"{name}: autocast must be 'torch' or 'float32', got {autocast!r}")
 
 
-def is_torchs(weight: Tensor, autocast: str) -> bool:
+def is_torchs(weight: Tensor, autocast: Autocast) -> bool:
     """Whether a layer's product is torch's own.
 
     Its weight is of another dtype than float32, as after ``module.bfloat16()``, or autocast would

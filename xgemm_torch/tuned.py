@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import _C
+from .types import Layout, Precision
 
 _TITLE = "xgemm_torch tuned 1"
 # As csrc/xgemm/dispatch/tuned_cache.cpp has it: thousands of problems.
@@ -53,9 +54,9 @@ class Record:
     m: int
     n: int
     k: int
-    layout: str
+    layout: Layout
     wide: int
-    precision: str
+    precision: Precision
     gpu: str
     sm: int
     sm_count: int

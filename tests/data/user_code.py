@@ -1,0 +1,71 @@
+"""What a user writes, for type checkers: a line is right, or says by `# E:` what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import xgemm_torch
+from xgemm_torch.types import Activation, Autocast, Precision
+
+
+def products(a: Tensor, b: Tensor, bias: Tensor | None, precision: Precision) -> Tensor:
+    c: Tensor = xgemm_torch.sgemm(a, b, alpha=2, beta=0.5, c=bias, precision=precision)
+    c = xgemm_torch.sgemm(a, b, trans_b=True, kernel="auto", activation="gelu_tanh", out=c)
+    for stage in xgemm_torch.stages():
+        c = xgemm_torch.sgemm(a, b, kernel=stage.name)
+    c = xgemm_torch.linear(a, b, bias, "relu") + xgemm_torch.mm(a, b, precision="ieee")
+    c = xgemm_torch.addmm(c, a, b) + xgemm_torch.bmm(a, b) + xgemm_torch.matmul(a, b)
+    packed = xgemm_torch.prepack(b, trans_b=False)
+    c = xgemm_torch.linear(a, xgemm_torch.prepack(b)) + xgemm_torch.matmul(a, packed)
+    c = xgemm_torch.mm(a, packed) + xgemm_torch.addmm(c, a, packed)
+    return xgemm_torch.sgemm(a, packed)
+
+
+def layers(activation: Activation, autocast: Autocast) -> list[str]:
+    layer = xgemm_torch.nn.Linear(8, 16, activation=activation, autocast=autocast)
+    layer = xgemm_torch.nn.Linear.from_linear(nn.Linear(8, 16), precision="fp32")
+    plain: nn.Linear = layer.to_linear()
+    report = xgemm_torch.convert(nn.Sequential(plain), min_features=8, types=(nn.Linear,))
+    xgemm_torch.revert(nn.Sequential(layer))
+    return [row.reason for row in report if not row.swapped]
+
+
+def around(model: nn.Module, x: Tensor) -> float:
+    with xgemm_torch.patch(min_flops=0) as p:
+        y: Tensor = model(x)
+
+    @xgemm_torch.patch()
+    def step(x: Tensor) -> Tensor:
+        return x @ x
+
+    with xgemm_torch.count_recomputed("cpu") as count, xgemm_torch.simt.configure(order="random"):
+        y = step(y)
+    found = xgemm_torch.explain(64, 64, 64, precision="ieee")
+    found = xgemm_torch.explain(x, y, count=True)
+    return found.waves + sum(row.calls for row in p) + count.units
+
+
+def tuned(path: Path) -> str:
+    xgemm_torch.tuned.add(path, [])
+    return xgemm_torch.tuned.read(path)[0].precision + str(xgemm_torch.tuned.load(path))
+
+
+def wrong(a: Tensor, b: Tensor) -> None:
+    xgemm_torch.sgemm(a, b, precision="fp16")  # E: arg-type
+    xgemm_torch.sgemm(a, b, activation="tanh")  # E: arg-type
+    xgemm_torch.sgemm(a, b, alpha=torch.tensor(2.0))  # E: arg-type
+    xgemm_torch.sgemm(a, b, transpose_a=True)  # E: call-arg
+    xgemm_torch.mm(a, b, "ieee")  # E: call-arg, arg-type
+    xgemm_torch.linear(a, b, None, "sigmoid")  # E: arg-type
+    xgemm_torch.nn.Linear(8, 16, autocast="bfloat16")  # E: arg-type
+    xgemm_torch.convert(nn.Linear(8, 16), precision="tf32")  # E: arg-type
+    xgemm_torch.convert(nn.Linear(8, 16), kernel=3)  # E: arg-type
+    xgemm_torch.patch(precision="tf32")  # E: arg-type
+    xgemm_torch.simt.configure(order="backward")  # E: arg-type
+    xgemm_torch.explain(64, 64)  # E: call-overload
+    print(xgemm_torch.explain(64, 64, 64).speed)  # E: attr-defined
+    xgemm_torch.bmm(a, xgemm_torch.prepack(b))  # E: arg-type
+    xgemm_torch.nothing(a)  # E: attr-defined

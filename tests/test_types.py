@@ -1,0 +1,67 @@
+"""Types: the package's own, and what a type checker says of a user's code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import xgemm_torch
+from xgemm_torch import _checks, simt, stock, types
+from xgemm_torch.tools import timing
+
+ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
+USER = ROOT / "tests" / "data" / "user_code.py"
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The checker's errors by file, line and code: of the package and the user's file at once."""
+    pytest.importorskip("mypy", reason="there is no mypy; `make env` installs it")
+    command = [
+        sys.executable, "-m", "mypy", "--show-error-codes", "--no-pretty", "xgemm_torch", str(USER),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert not done.stderr, done.stderr
+    errors = defaultdict(list)
+    for line in done.stdout.splitlines():
+        if match := re.fullmatch(r"(.+?):(\d+): error: .*\[([\w-]+)\]", line):
+            errors[match[1]].append((int(match[2]), match[3]))
+    assert errors, done.stdout
+    return done.stdout, errors
+
+
+def test_the_package_has_no_error(found):
+    text, errors = found
+    assert list(errors) == [USER.relative_to(ROOT).as_posix()], text
+
+
+def test_a_users_errors_are_found_and_nothing_else(found):
+    wanted = [
+        (number, code)
+        for number, line in enumerate(USER.read_text().splitlines(), 1)
+        if ("  # E: ") in line
+        for code in line.partition("  # E: ")[2].split(", ")
+    ]
+    text, errors = found
+    assert len(wanted) > 12
+    assert sorted(errors[USER.relative_to(ROOT).as_posix()]) == sorted(wanted), text
+
+
+def test_names_are_those_of_the_types():
+    assert get_args(types.Precision) == _checks.PRECISIONS
+    assert get_args(types.Activation) == _checks.ACTIVATIONS
+    assert get_args(types.Autocast) == stock.AUTOCASTS
+    assert get_args(types.Order) == simt.ORDERS
+    assert set(get_args(types.Layout)) == set(timing.LAYOUTS)
+
+
+def test_users_have_the_types():
+    """A package tells type checkers that it has some by a file of that name."""
+    assert (ROOT / "xgemm_torch" / "py.typed").is_file()
+    assert (ROOT / "xgemm_torch" / "_C.pyi").is_file()
