@@ -77,6 +77,6 @@ def _shardings(
         along_k = Shard(a.ndim + k_of_a), Shard(b.ndim + k_of_b)
         choices.append(choice(Partial(), *along_k, Partial()))
     if rank == 3:
-        of_batch = [Shard(0) if t.ndim == 3 and t.shape[0] != 1 else whole for t in (a, b)]
-        choices.append(choice(Shard(0), *of_batch, addend(-3)))
+        of_a, of_b = (Shard(0) if t.ndim == 3 and t.shape[0] != 1 else whole for t in (a, b))
+        choices.append(choice(Shard(0), of_a, of_b, addend(-3)))
     return choices
