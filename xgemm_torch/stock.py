@@ -28,7 +28,7 @@ def is_torchs(weight: Tensor, autocast: Autocast) -> bool:
     cast it and ``autocast`` says "torch".
     """
     if weight.dtype is not torch.float32:
-        return True
+        return isinstance(weight.dtype, torch.dtype)  # torch.fx's tracer knows none
     if not is_compiling() and not any_autocast():  # at once: every call of a layer asks
         return False
     if autocast == "float32" or weight.is_meta:
