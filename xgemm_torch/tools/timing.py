@@ -88,8 +88,11 @@ class Turn:
     addresses, so the turn keeps the operands.
     """
 
-    def __init__(self, call: Call, sets: list[tuple[Tensor, Tensor]], sample_ms: float) -> None:
-        """Time one call, and capture as many as take ``sample_ms``."""
+    def __init__(
+        self, call: Call, sets: list[tuple[Tensor, Tensor]], sample_ms: float,
+        calls: int | None = None,
+    ) -> None:  # fmt: skip
+        """Time one call, and capture as many as take ``sample_ms``, or ``calls``."""
         self._sets = sets
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         call(*sets[0])
@@ -98,7 +101,8 @@ class Turn:
         call(*sets[-1])
         end.record()
         end.synchronize()
-        self.calls = max(1, min(200, round(sample_ms / max(start.elapsed_time(end), 1e-3))))
+        once = max(start.elapsed_time(end), 1e-3)
+        self.calls = calls or max(1, min(200, round(sample_ms / once)))
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             for i in range(self.calls):
