@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT = 520, 330
 # Of a chart's paper: left, right, top, bottom.
-MARGIN = (54, 12, 10, 40)
+MARGIN = (62, 12, 10, 40)
 
 Scale = Callable[[float], float]
 
@@ -154,7 +154,8 @@ class Axis:
         parts = (1, 2, 5) if len(decades) <= 3 else (1,)
         stride = -(-len(decades) // 8)
         found = [s * 10.0**d for d in decades if d % stride == 0 for s in parts]
-        return [x for x in found if self.low * 0.999 <= x <= self.high * 1.001]
+        inside = [x for x in found if self.low * 0.999 <= x <= self.high * 1.001]
+        return inside if len(inside) > 1 else Axis(self.low, self.high, "").ticks()
 
 
 def span(values: Iterable[float], label: str, *, log: bool = False, least: float = 0) -> Axis:

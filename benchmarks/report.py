@@ -135,7 +135,7 @@ def listed(pairs: Iterable[tuple[str, float]]) -> str:
 
 
 def overview(found: Sequence[Record]) -> str:
-    """Hardware, software, commit and command of each record."""
+    """Hardware, software, commit and command of each record, and its main figures."""
     rows = []
     for record in found:
         facts = record.facts
@@ -156,7 +156,15 @@ def overview(found: Sequence[Record]) -> str:
         words("most MHz", "max_mhz"), figures("SM MHz, median", "mhz"), figures("W, median", "w"),
         words("command"),
     )  # fmt: skip
-    return page.table("t-records", "Each record: where, with what and how", columns, rows)
+    lines = [
+        (r.series, r.gpu, what, value) for r in found for what, value in (followed(r) or {}).items()
+    ]
+    return page.table(
+        "t-records", "Each record: where, with what and how", columns, rows
+    ) + page.table(
+        "t-figures", "What each record says, in few figures; times are medians, ratios of times",
+        (choice("record"), choice("GPU", "gpu"), words("figure"), figures("value")), lines,
+    )  # fmt: skip
 
 
 def _clocks(content: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -721,6 +729,14 @@ def headlines(record: Record) -> dict[str, float]:
     return {}
 
 
+def followed(record: Record) -> dict[str, float] | None:
+    """Give `headlines`, None where the record is an older form or too small a part of one."""
+    try:
+        return headlines(record)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
 def older(folder: str = "benchmarks/results") -> tuple[list[Record], int]:
     """Give the records that git's history of this branch has, and how many could not be read."""
 
@@ -749,9 +765,8 @@ def history(found: Sequence[Record], unread: int = 0) -> str:
     """Figures over the records of a kind, by GPU; drawn where there are three or more."""
     by_line: dict[tuple[str, str, str], dict[str, tuple[float, Record]]] = defaultdict(dict)
     for record in sorted(found, key=lambda r: (str(r.facts.get("date", r.date)), r.name)):
-        try:
-            lines = headlines(record)
-        except (KeyError, TypeError, ValueError, AttributeError):  # an older form
+        lines = followed(record)
+        if lines is None:
             unread += 1
             continue
         when = str(record.facts.get("date", record.date))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 import shutil
@@ -95,7 +96,7 @@ def test_it_is_well_formed(parsed):
     ids = [a["id"] for _, a in parsed.elements if "id" in a]
     assert len(ids) == len(set(ids))
     for name, rows in parsed.tables.items():
-        assert len(rows) > 1 and {len(cells) for cells in rows} == {len(rows[0])}, name
+        assert {len(cells) for cells in rows} == {len(rows[0])}, name
 
 
 def test_it_fetches_nothing(text, parsed):
@@ -261,6 +262,15 @@ def test_a_form_that_is_not_known_is_listed():
     assert row["form"] == "not shown below" and row["GPU"] == "<GPU>"
 
 
+def test_a_part_of_a_record_is_shown(found):
+    """As data.py --kinds one-inf gives it: no kind that people multiply."""
+    record = report.of(found, "data")[0]
+    problem, cells = next(iter(record.content["cells"].items()))
+    part = {**record.content, "cells": {problem: {"one-inf": cells["one-inf"]}}}
+    parsed = Parsed(report.build([report.Record("part.json", part)]))
+    assert len(parsed.rows("t-data")) == 1 and parsed.rows("t-figures") == []
+
+
 def test_history_has_the_change_between_records(found):
     record = next(r for r in found if r.series == "random")
     past = []
@@ -314,6 +324,22 @@ def test_command_line(tmp_path, capsys):
         report.main(["--html", str(tmp_path / "r.html"), str(tmp_path / "none.json")])
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node to read JavaScript")
-def test_the_script_is_javascript():
-    subprocess.run(["node", "--check", str(ROOT / "benchmarks" / "report.js")], check=True)
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node to run JavaScript")
+def test_tables_sort_and_filter_and_marks_tell_their_rows():
+    """On a table of K 9, 64, 1000 with ratios 1.5, none and 0.5; tests/data/report_dom.js."""
+    files = [ROOT / "tests" / "data" / "report_dom.js", ROOT / "benchmarks" / "report.js"]
+    run = subprocess.run(["node", *map(str, files)], capture_output=True, text=True, check=True)
+    said = json.loads(run.stdout)
+    assert [(words, shown) for words, shown, _, _ in said[:7]] == [
+        ("", ["9", "64", "1000"]), ("nt k<=64", ["9"]), ("ratio<1", ["1000"]),
+        ("layout=nn", ["64"]), ("NT", ["9", "1000"]), ("nothing", []), ("", ["9", "64", "1000"]),
+    ]  # fmt: skip
+    for _, shown, count, hidden in said[:7]:
+        assert count == f"{len(shown)} of 3 rows"
+        assert [k for k, off in zip(["9", "64", "1000"], hidden, strict=True) if not off] == shown
+    assert said[7:12] == [
+        ["ascending", ["9", "64", "1000"]], ["descending", ["1000", "64", "9"]],
+        ["ascending", ["0.5x", "1.5x", "-"]], ["descending", ["1.5x", "0.5x", "-"]],
+        ["ascending", ["NN", "NT", "NT"]],
+    ]  # fmt: skip
+    assert said[12] == ["layout NT, K 9, ratio 1.5x", ["1000"]]
