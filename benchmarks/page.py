@@ -151,7 +151,7 @@ class Axis:
             first = math.ceil(self.low / step - 1e-9)
             return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        parts = (1, 2, 5) if len(decades) <= 3 else (1,)
+        parts = (1, 2, 5) if self.high / self.low < 200 else (1,)
         stride = -(-len(decades) // 8)
         found = [s * 10.0**d for d in decades if d % stride == 0 for s in parts]
         inside = [x for x in found if self.low * 0.999 <= x <= self.high * 1.001]
