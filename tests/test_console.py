@@ -77,7 +77,7 @@ def runs():
            "shares": {"gemm_share": 0.75, "gemm_ms": 1000.25}}  # fmt: skip
     both = dict.fromkeys(config.RUNS, run)
     return report._runs_table({
-        "runs": both, "interleaved_ms": dict.fromkeys(config.RUNS, 1234.56),
+        "runs": both,
         "recomputed": {"per_step": 123456.7, "steps": 590, "units": 1234567},
     })  # fmt: skip
 

@@ -304,7 +304,7 @@ ENVIRONMENT = {
         [str(Path(xgemm_torch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     ),
 }
-LONG = ["--steps", "240", "--checkpoint-every", "10", "--dropout", "0.1"]
+LONG = ["--steps", "120", "--checkpoint-every", "10", "--dropout", "0.1"]
 
 
 def start(*arguments):
@@ -334,28 +334,33 @@ def kill_when(process, folder, reached, number=signal.SIGKILL):
     raise AssertionError("the run did not get there in 90 s")
 
 
-def test_killed_twice_and_resumed_gives_the_losses_of_an_uninterrupted_run(tmp_path):
+def steps_of(state):
+    return [state["runs"][name]["step"] for name in config.RUNS]
+
+
+def same_runs(one, other, steps):
+    """Hold that two jobs gave the same bits, and all of ``steps`` steps."""
+    one, other = (json.loads((f / "summary.json").read_text())["runs"] for f in (one, other))
+    for run in config.RUNS:
+        assert len(other[run]["losses"]) == len(other[run]["step_ms"]) == steps
+        for told in ("losses", "validation", "sample"):
+            assert other[run][told] == one[run][told]
+
+
+def test_killed_and_resumed_gives_the_losses_of_an_uninterrupted_run(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     finish(*command(whole, *LONG))
     process = start(*command(cut, *LONG))
-    state, _ = kill_when(process, cut, lambda s: s["current"] and s["current"]["step"] >= 50)
-    assert process.returncode == -signal.SIGKILL and state["part"] == "stock"
+    state, _ = kill_when(process, cut, lambda s: steps_of(s) >= [50, 50])
+    assert process.returncode == -signal.SIGKILL and len(set(steps_of(state))) == 1
     assert not (cut / "summary.json").exists()
     # A write that the kill cut short leaves a partial file, which must mean nothing.
     (cut / "checkpoint.pt.partial").write_bytes(b"half a checkpoint")
-    process = start(*command(cut, "--resume"))
-    state, _ = kill_when(
-        process, cut, lambda s: s["part"] == "converted" and s["current"] is not None
-    )
-    assert process.returncode == -signal.SIGKILL
     output = finish(*command(cut, "--resume"))
-    assert "resuming: converted, " in output
-    one, other = (json.loads((f / "summary.json").read_text()) for f in (whole, cut))
-    for run in ("stock", "converted"):
-        assert len(other["runs"][run]["losses"]) == 240
-        assert other["runs"][run]["losses"] == one["runs"][run]["losses"]
-        assert other["runs"][run]["validation"] == one["runs"][run]["validation"]
-        assert other["runs"][run]["sample"] == one["runs"][run]["sample"]
+    assert re.search(
+        r"resuming after (\d+) steps of stock and \1 steps of converted, of 120", output
+    )
+    same_runs(whole, cut, 120)
 
 
 def test_a_full_disk_is_a_line_and_what_was_saved_stays(tmp_path):
@@ -405,44 +410,135 @@ def test_a_damaged_checkpoint_is_a_line_and_stays(finished, tmp_path, capsys):
 def test_asked_to_stop_it_saves_its_place_and_says_how_to_go_on(tmp_path):
     folder = tmp_path / "run"
     process = start(*command(folder, "--steps", "100000", "--checkpoint-every", "20"))
-    _, output = kill_when(process, folder, lambda s: s["current"], signal.SIGTERM)
+    _, output = kill_when(process, folder, steps_of, signal.SIGTERM)
     assert process.returncode == 130
     assert "nothing is lost" in output and "--resume" in output
     state = checkpoint.load(folder / "checkpoint.pt")
-    assert f"stopped after step {state['current']['step']} " in output
-    assert len(state["current"]["losses"]) == state["current"]["step"]
+    stock, converted = steps_of(state)
+    assert f"stopped after {stock} steps of stock and {converted} steps of converted;" in output
+    assert converted >= 20 and stock - converted in (0, 1)
+    assert [len(state["runs"][name]["losses"]) for name in config.RUNS] == [stock, converted]
 
 
-def stops_after(step, monkeypatch, folder, requests):
+@contextlib.contextmanager
+def small_jobs(corpus):
+    """Jobs of twelve steps, with dropout, so that each step draws random numbers."""
+    check = {"kernel": "", "against": "", "model": "", "steps": 0, "numbers_compared": 0,
+             "unequal": [], "equal": True}  # fmt: skip
+    shares = {"total_ms": 4.0, "gemm_ms": 2.0, "attention_ms": 1.0, "gemm_share": 0.5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "load", lambda: corpus)
+        patch.setattr(job, "SAMPLE_BYTES", 8)
+        patch.setattr(measure, "check_bits", lambda settings, corpus: check)
+        patch.setattr(measure, "time_shares", lambda trainer: shares)
+        settings, out = tiny(steps=12, dropout=0.1), console.console()
+        yield lambda folder: job.Job(settings, folder, checkpoint_every=5, plot=False, console=out)
+
+
+@pytest.fixture
+def small_job(corpus):
+    with small_jobs(corpus) as make:
+        yield make
+
+
+def stops_after(steps, monkeypatch, run, requests):
     """Run a job that finds requests to stop in a list: it stops there, and has saved all."""
-    monkeypatch.setattr(job, "_stop_requests", lambda: contextlib.nullcontext(requests))
-    run = job.Job(tiny(steps=12), folder, checkpoint_every=5, plot=False, console=console.console())
-    run.start()
-    with pytest.raises(job.Interrupted, match=f"stopped after step {step} of the stock run"):
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "_stop_requests", lambda: contextlib.nullcontext(requests))
+        run.start()
+        told = "stopped after {} steps of stock and {} steps of converted".format(*steps)
+        with pytest.raises(job.Interrupted, match=told):
+            run.run()
+    saved = checkpoint.load(run.folder / "checkpoint.pt")
+    assert steps_of(saved) == list(steps)
+    assert [len(saved["runs"][name]["losses"]) for name in config.RUNS] == list(steps)
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("uncut")
+    with small_jobs(corpus) as make:
+        run = make(folder)
+        run.start()
         run.run()
-    saved = checkpoint.load(folder / "checkpoint.pt")["current"]
-    assert saved["step"] == len(saved["losses"]) == step
+    return folder
 
 
 @pytest.mark.parametrize("step", [1, 7, 12], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("moment", ["advance", "due", "read"])
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [("stock", "advance"), ("converted", "advance"), ("converted", "due"), ("stock", "read"),
+     ("converted", "read")],
+)  # fmt: skip
 def test_a_request_to_stop_at_any_moment_of_a_step_loses_no_step(
-    monkeypatch, tmp_path, moment, step
+    monkeypatch, tmp_path, small_job, name, moment, step
 ):
+    """Within a step it stops behind it; where both losses are read, behind the turn."""
     requests: list[int] = []
     plain = getattr(loop.Trainer, moment)
 
     def asked(trainer, *arguments):
-        if trainer.step == (step - 1 if moment == "advance" else step):
+        run = "converted" if trainer.prepared else "stock"
+        if (run, trainer.step) == (name, step - (moment == "advance")):
             requests.append(signal.SIGTERM)
         return plain(trainer, *arguments)
 
-    monkeypatch.setattr(loop.Trainer, moment, asked)
-    stops_after(step, monkeypatch, tmp_path, requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, moment, asked)
+        between = moment == "advance" and name == "stock"
+        stops_after((step, step - between), monkeypatch, small_job(tmp_path), requests)
 
 
-def test_a_request_to_stop_before_the_first_step(monkeypatch, tmp_path):
-    stops_after(0, monkeypatch, tmp_path, [signal.SIGTERM])
+@pytest.mark.parametrize("steps", [(0, 0), (1, 0), (4, 4), (7, 6), (12, 11), (12, 12)], ids=str)
+def test_a_stop_in_either_run_changes_no_bit_of_the_losses(
+    monkeypatch, tmp_path, small_job, uncut, steps
+):
+    requests: list[int] = []
+    plain = loop.Trainer.advance
+    done = [0]
+
+    def counted(trainer):
+        plain(trainer)
+        done[0] += 1
+        if done[0] == sum(steps):
+            requests.append(signal.SIGINT)
+
+    if steps == (0, 0):
+        requests.append(signal.SIGINT)
+    monkeypatch.setattr(loop.Trainer, "advance", counted)
+    stops_after(steps, monkeypatch, small_job(tmp_path), requests)
+    again = small_job(tmp_path)
+    again.resume()
+    again.run()
+    same_runs(uncut, tmp_path, 12)
+
+
+def test_the_runs_take_turns_and_each_has_the_losses_that_it_has_alone(
+    monkeypatch, tmp_path, small_job, uncut
+):
+    order = []
+    plain = loop.Trainer.advance
+
+    def noted(trainer):
+        order.append("converted" if trainer.prepared else "stock")
+        plain(trainer)
+
+    run = small_job(tmp_path)
+    run.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "advance", noted)
+        run.run()
+    assert order == [*config.RUNS] * 12
+    same_runs(uncut, tmp_path, 12)
+    runs = json.loads((tmp_path / "summary.json").read_text())["runs"]
+    for name, prepare in zip(
+        config.RUNS, (lambda gpt: (), measure.prepare(run.config)), strict=True
+    ):
+        alone = loop.Trainer(run.config, run.corpus, prepare)
+        for _ in range(12):
+            alone.advance()
+        alone.read()
+        assert runs[name]["losses"] == alone.losses
 
 
 @pytest.fixture(scope="module")
@@ -465,7 +561,9 @@ def test_summary_of_a_finished_job(finished):
     stock, converted = (summary["runs"][name]["losses"] for name in config.RUNS)
     gap = max(abs(one - other) for one, other in zip(stock, converted, strict=True))
     assert summary["difference"]["largest"] == gap < 1e-3
-    assert set(summary["interleaved_ms"]) == set(config.RUNS)
+    assert summary["interleaved_ms"] == {
+        name: summary["runs"][name]["median_step_ms"] for name in config.RUNS
+    }
     # By auto, which is ATen on a CPU, nothing runs that could be made anew: no word, and no zero.
     assert "recomputed" not in {*summary, *(key for run in summary["runs"].values() for key in run)}
     assert [row["swapped"] for row in summary["layers"]] == [True] * 5
@@ -534,16 +632,18 @@ def _without(*way):
     [
         (_without("fingerprint"), "its 'fingerprint' is missing or wrong"),
         (_without("environment"), "its 'environment' is missing or wrong"),
-        (_without("finished", "stock", "losses"), "its 'finished' is missing or wrong"),
-        (_without("current", "losses"), "its 'current' is missing or wrong"),
-        (lambda state: state.update(part="lunch"), "its 'part' is missing or wrong"),
-        (lambda state: state.update(current=[1]), "its 'current' is missing or wrong"),
-        (lambda state: state.update(current=None), "its 'current' is missing or wrong"),
+        (_without("runs", "stock", "losses"), "its 'runs' is missing or wrong"),
+        (_without("runs", "converted"), "its 'runs' is missing or wrong"),
+        (lambda state: state.update(runs=[1]), "its 'runs' is missing or wrong"),
+        (lambda state: state["runs"].update(stock=None), "its 'runs' is missing or wrong"),
         (
-            _without("current", "model", "norm.weight"),
+            _without("runs", "converted", "model", "norm.weight"),
             "does not fit this run: RuntimeError: Error.s. in loading state_dict for GPT: Missing",
         ),
-        (_without("current", "optimizer", "state"), "does not fit this run: KeyError: 'state'"),
+        (
+            _without("runs", "stock", "optimizer", "state"),
+            "does not fit this run: KeyError: 'state'",
+        ),
     ],
 )
 def test_a_checkpoint_that_lacks_something_is_told_in_a_line(

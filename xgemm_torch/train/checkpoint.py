@@ -17,8 +17,6 @@ from typing import Any, BinaryIO
 import torch
 
 FORMAT = 2
-# Without a sum at the end.
-OLD_FORMAT = 1
 # Before the sum. What reads an archive from its end, as torch does, passes over both.
 _MARK = b"xgemm_torch sha256 "
 _SUM_BYTES = hashlib.sha256().digest_size
@@ -142,9 +140,8 @@ def load(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"train: {path} cannot be read: {words}") from error
     if not isinstance(state, dict):
         raise ValueError(f"train: {path} is no checkpoint: it holds a {type(state).__name__}")
-    known = FORMAT if is_summed else OLD_FORMAT
-    if state.get("format") == FORMAT != known:
-        raise ValueError(f"train: {path} cannot be read: the sum at its end is missing")
-    if state.get("format") != known:
+    if state.get("format") != FORMAT:
         raise ValueError(f"train: {path} has format {state.get('format')}, this reads {FORMAT}")
+    if not is_summed:
+        raise ValueError(f"train: {path} cannot be read: the sum at its end is missing")
     return state

@@ -1,4 +1,4 @@
-"""The whole job: stock run, converted run, measurements, report. Each part can be resumed.
+"""The whole job: two runs that take turns step by step, measurements, report. It can be resumed.
 
 A run directory holds ``config.json`` (what was asked for), ``files.txt`` (the text's files),
 ``checkpoint.pt`` (all that is needed to go on) and, at the end, ``summary.json``, ``curves.png``
@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -30,13 +30,11 @@ from .loop import Trainer
 
 PROMPT = b"\tdef __init__(self"
 SAMPLE_BYTES = 400
-# What a checkpoint holds besides its format; what it holds of a run under way; of one that is done.
-STATE = {
-    "part": str, "finished": dict, "current": (dict, type(None)), "fingerprint": str,
-    "environment": dict,
+# What a checkpoint holds besides its format; and what it holds of each run.
+STATE = {"runs": dict, "fingerprint": str, "environment": dict}
+RUN = {
+    "step", "model", "optimizer", "rng", "cuda_rng", "data", "losses", "step_ms", "recomputed",
 }  # fmt: skip
-CURRENT = {"step", "model", "optimizer", "rng", "cuda_rng", "data", "losses", "step_ms"}
-FINISHED = {"losses", "step_ms", "validation", "sample", "shares"}
 
 
 class Interrupted(Exception):
@@ -53,7 +51,7 @@ class Job:
         self.config, self.folder, self.console = config, folder, console
         self.checkpoint_every, self.plot = checkpoint_every, plot
         self.corpus: Corpus = load()
-        self.state: dict[str, Any] = {"part": "stock", "finished": {}, "current": None}
+        self.state: dict[str, Any] = {"runs": {}}
 
     @property
     def _checkpoint(self) -> Path:
@@ -101,27 +99,17 @@ class Job:
                 "the last bits of the losses may differ[/]"
             )
         self.state = saved
-        done = len(saved["current"]["losses"]) if saved["current"] else 0
-        self.console.print(f"resuming: {saved['part']}, {done} of {self.config.steps} steps done")
-
-    def _save(self) -> None:
-        checkpoint.save(self._checkpoint, self.state)
+        done = _steps_done({name: saved["runs"][name]["step"] for name in RUNS})
+        self.console.print(f"resuming after {done}, of {self.config.steps}")
 
     def run(self) -> dict[str, Any]:
         """Do what is left; returns the summary. Raises Interrupted after a saved stop."""
         self._introduce()
         devices = [torch.cuda.current_device()] if self.config.device == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            trainer = None
-            for name in RUNS:
-                if self.state["part"] == name:
-                    del trainer  # two models of the largest size need not fit side by side
-                    trainer = self._train(name)
-                    self.state["part"] = RUNS[1] if name == RUNS[0] else "report"
-                    self._save()
-            if trainer is None:
-                trainer = self._trainer(RUNS[1])
-            return self._finish(trainer)
+            trainers = {name: self._trainer(name) for name in RUNS}
+            self._train(trainers)
+            return self._finish(trainers)
 
     def _introduce(self) -> None:
         config, text = self.config, self.corpus.facts()
@@ -134,7 +122,7 @@ class Job:
             f"{text['train_bytes']:,} bytes to train and {text['validation_bytes']:,} to validate "
             f"(listed in {self.folder / 'files.txt'})\n"
             f"{config.steps} steps of {config.batch} x {config.seq} bytes, twice from seed "
-            f"{config.seed}: stock nn.Linear, then xgemm_torch.convert(model, "
+            f"{config.seed}, in turns: stock nn.Linear and xgemm_torch.convert(model, "
             f"kernel={config.kernel!r}, precision={config.precision!r})"
         )
         if shape.vocab > 256:
@@ -151,9 +139,9 @@ class Job:
             (lambda model: ()) if stock else measure.prepare(self.config)
         )
         trainer = Trainer(self.config, self.corpus, prepare)
-        if self.state["current"] is not None:
+        if saved := self.state["runs"].get(name):
             try:
-                trainer.restore(self.state["current"])
+                trainer.restore(saved)
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 words = " ".join(f"{type(error).__name__}: {error}".split())
                 raise ValueError(
@@ -161,76 +149,86 @@ class Job:
                 ) from error
         return trainer
 
-    def _train(self, name: str) -> Trainer:
-        trainer, config = self._trainer(name), self.config
+    def _train(self, trainers: dict[str, Trainer]) -> None:
+        """Do the steps that are left. The run that has done fewer is next; of equals the stock one.
 
+        What slows the machine down for longer than a step slows both runs, so their times can be
+        compared. Both models stay in memory; activations are only one's at a time.
+        """
+        config = self.config
+        stock, converted = trainers.values()
         bar = tqdm(
-            total=config.steps, initial=trainer.step, desc=f"{name:>9}", unit="step",
-            mininterval=0.2 if sys.stderr.isatty() else 10.0, dynamic_ncols=True,
+            total=2 * config.steps, initial=stock.step + converted.step, desc="in turns",
+            unit="step", mininterval=0.2 if sys.stderr.isatty() else 10.0, dynamic_ncols=True,
         )  # fmt: skip
 
         def show() -> None:
-            trainer.read()
-            if not trainer.losses:  # asked to stop before the first step
-                return
-            rate = report.tokens_per_second(config, trainer.step_ms[-20:])
-            bar.set_postfix_str(f"loss {trainer.losses[-1]:.3f}, {rate}", refresh=False)
-            bar.update(trainer.step - bar.n)
+            told = []
+            for name, trainer in trainers.items():
+                trainer.read()
+                if trainer.losses:  # none when asked to stop before the first step
+                    rate = report.tokens_per_second(config, trainer.step_ms[-20:])
+                    told.append(f"{name} {trainer.losses[-1]:.3f}, {rate}")
+            bar.set_postfix_str("; ".join(told), refresh=False)
+            bar.update(stock.step + converted.step - bar.n)
 
         def save() -> None:
-            self.state["current"] = trainer.state()
-            self._save()
+            self.state["runs"] = {name: trainer.state() for name, trainer in trainers.items()}
+            checkpoint.save(self._checkpoint, self.state)
 
-        counts = name == RUNS[1] and measure.may_recompute(config)
-        counting = trainer.counting() if counts else nullcontext()
-        with bar, counting, _stop_requests() as stop:
-            while not stop and trainer.step < config.steps:
+        with ExitStack() as stack:
+            stack.enter_context(bar)
+            if measure.may_recompute(config):
+                stack.enter_context(converted.counting())
+            stop = stack.enter_context(_stop_requests())
+            while not stop and converted.step < config.steps:
+                trainer = min(stock, converted, key=lambda each: each.step)
                 trainer.advance()
+                if trainer is stock:
+                    continue
                 saving = trainer.step % self.checkpoint_every == 0
                 if saving or trainer.due(self.checkpoint_every):
                     show()
                 if saving:
                     save()
-            if stop:  # at whatever step it was asked for: what is saved is where the run stands
-                show()
-                save()
-                raise Interrupted(f"stopped after step {trainer.step} of the {name} run")
+            # At whatever step it was asked to stop: what is saved is where the runs stand.
+            show()
+            save()
+            if stop:
+                done = _steps_done({name: trainer.step for name, trainer in trainers.items()})
+                raise Interrupted(f"stopped after {done}")
+
+    def _run_facts(self, trainer: Trainer) -> dict[str, Any]:
+        """What a summary tells of a finished run; profiling comes last, since it trains on."""
+        config = self.config
         sample = trainer.model.generate(PROMPT, SAMPLE_BYTES, window=config.seq, seed=config.seed)
-        self.state["finished"][name] = {
+        return {
             "losses": list(trainer.losses),
             "step_ms": list(trainer.step_ms),
             "recomputed": list(trainer.recomputed),
             "validation": trainer.validate(self.corpus),
             "sample": report.printable(sample),
-            "shares": None,
+            "shares": measure.time_shares(trainer),
         }
-        # The stock model is done with once its time is profiled; the converted one stays.
-        if name == RUNS[0]:
-            self.state["finished"][name]["shares"] = measure.time_shares(trainer)
-            self.state["current"] = None
-        else:
-            self.state["current"] = trainer.state()
-        return trainer
 
-    def _finish(self, trainer: Trainer) -> dict[str, Any]:
-        config, finished = self.config, self.state["finished"]
-        layers = [asdict(row) for row in trainer.prepared]
+    def _finish(self, trainers: dict[str, Trainer]) -> dict[str, Any]:
+        config, converted = self.config, trainers["converted"]
         summary: dict[str, Any] = {
             "config": json.loads(config.to_json()),
             "parameters": config.shape.parameters(),
             "environment": self.state["environment"],
             "text": self.corpus.facts(),
-            "runs": {name: dict(finished[name]) for name in RUNS},
-            "products": measure.products(trainer.model, config),
-            "layers": layers,
+            "runs": {name: self._run_facts(trainer) for name, trainer in trainers.items()},
+            "products": measure.products(converted.model, config),
+            "layers": [asdict(row) for row in converted.prepared],
+            "check": measure.check_bits(config, self.corpus),
         }
-        summary["runs"]["converted"]["shares"] = measure.time_shares(trainer)
-        summary["interleaved_ms"] = measure.interleaved(trainer)
-        summary["check"] = measure.check_bits(config, self.corpus)
         report.complete(summary)
         path = self.folder / "summary.json"
         checkpoint.write_text(path, json.dumps(summary, indent=2) + "\n")
-        checkpoint.write_text(self.folder / "sample.txt", finished["converted"]["sample"] + "\n")
+        checkpoint.write_text(
+            self.folder / "sample.txt", summary["runs"]["converted"]["sample"] + "\n"
+        )
         picture = None
         if self.plot:
             from ..tools import plotting
@@ -247,15 +245,12 @@ def _not_as_saved(state: dict[str, Any]) -> str:
     for key, kind in STATE.items():
         if not isinstance(state.get(key), kind):
             return key
-    parts = (*RUNS, "report")
-    if state["part"] not in parts:
-        return "part"
-    done = [state["finished"].get(name) for name in parts[: parts.index(state["part"])]]
-    if not all(isinstance(run, dict) and run.keys() >= FINISHED for run in done):
-        return "finished"
-    current = state["current"]
-    fits = state["part"] != "report" if current is None else current.keys() >= CURRENT
-    return "" if fits else "current"
+    fits = all(isinstance(run := state["runs"].get(n), dict) and run.keys() >= RUN for n in RUNS)
+    return "" if fits else "runs"
+
+
+def _steps_done(steps: dict[str, int]) -> str:
+    return " and ".join(f"{done} steps of {name}" for name, done in steps.items())
 
 
 @contextmanager

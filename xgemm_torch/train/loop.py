@@ -86,6 +86,7 @@ class Trainer:
         self._counted = 0
         self._since_start = 0
         torch.manual_seed(config.seed)
+        self._random = self._random_state()
 
     def learning_rate(self, step: int) -> float:
         """Rise over the first twentieth, then half a cosine down to a tenth."""
@@ -94,6 +95,19 @@ class Trainer:
             return self.config.learning_rate * (step + 1) / rise
         done = (step - rise) / max(1, self.config.steps - rise)
         return self.config.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+    def _random_state(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        cuda = self.clock.cuda
+        return torch.get_rng_state(), torch.cuda.get_rng_state() if cuda else None
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """Go on with this run's random numbers: between its steps the other run draws, too."""
+        torch.set_rng_state(self._random[0])
+        if self._random[1] is not None:
+            torch.cuda.set_rng_state(self._random[1])
+        yield
+        self._random = self._random_state()
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
@@ -110,13 +124,14 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.step)
         ids, targets = self.batches.next()
-        start = self.clock.mark()
-        loss = self.model.loss(ids, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.clock.step(start, self.clock.mark())
+        with self._own_random():
+            start = self.clock.mark()
+            loss = self.model.loss(ids, targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.clock.step(start, self.clock.mark())
         self._unread.append(loss.detach())
         if self.count is not None:
             self._snapshots.append(self.count.snapshot())
@@ -171,8 +186,8 @@ class Trainer:
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state() if self.clock.cuda else None,
+            "rng": self._random[0],
+            "cuda_rng": self._random[1],
             "data": self.batches.state(),
             "losses": list(self.losses),
             "step_ms": list(self.step_ms),
@@ -183,11 +198,8 @@ class Trainer:
         """Go on from a ``state()``."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["rng"])
-        if self.clock.cuda:
-            torch.cuda.set_rng_state(state["cuda_rng"])
+        self._random = state["rng"], state["cuda_rng"]
         self.batches.restore(state["data"])
         self.step = state["step"]
         self.losses, self.step_ms = list(state["losses"]), list(state["step_ms"])
-        # Checkpoints from before there was such a count have none.
-        self.recomputed = list(state.get("recomputed", [None] * len(self.losses)))
+        self.recomputed = list(state["recomputed"])

@@ -1,10 +1,9 @@
-"""What is measured beside the losses: shares of time, interleaved steps, kernels, exact bits."""
+"""What is measured beside the losses: shares of time, kernels, exact bits."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from statistics import median
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..registry import stages
 from ..tools.explain_command import choose
 from .config import Config
 from .data import Batches, Corpus
-from .loop import WARM_UP, StepClock, Trainer
+from .loop import StepClock, Trainer
 from .model import GPT, SHAPES
 
 GEMM_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation")
@@ -80,22 +79,6 @@ def time_shares(trainer: Trainer, steps: int = 3) -> dict[str, Any]:
 
 def _largest(times: dict[str, float], count: int) -> list[tuple[str, float]]:
     return sorted(times.items(), key=lambda item: -item[1])[:count]
-
-
-def interleaved(trainer: Trainer, rounds: int = 8) -> dict[str, float]:
-    """Median step in ms of the same model with stock and with converted layers, turn by turn.
-
-    The two runs follow each other, so a machine that slows down between them blames the second;
-    turns do not. Leaves the model converted.
-    """
-    times: dict[str, list[float]] = {"stock": [], "converted": []}
-    for turn in range(WARM_UP - 1 + rounds):
-        for name, layers in (("stock", xgemm_torch.revert), ("converted", prepare(trainer.config))):
-            layers(trainer.model)
-            ms = _steps(trainer, 1)
-            if turn >= WARM_UP - 1:
-                times[name] += ms
-    return {name: median(ms) for name, ms in times.items()}
 
 
 def prepare(config: Config) -> Callable[[nn.Module], xgemm_torch.ConvertReport]:

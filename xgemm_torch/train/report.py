@@ -44,6 +44,7 @@ def complete(summary: dict[str, Any]) -> None:
         run["tokens_per_s"] = tokens / run["median_step_ms"] * 1e3 if timed else None
         if all(n is None for n in run.get("recomputed", [])):  # not counted
             run.pop("recomputed", None)
+    summary["interleaved_ms"] = {name: summary["runs"][name]["median_step_ms"] for name in RUNS}
     if (anew := _recomputed(summary)) is not None:
         summary["recomputed"] = anew
     stock, converted = (summary["runs"][name]["losses"] for name in RUNS)
@@ -99,10 +100,9 @@ def _runs_table(summary: dict[str, Any]) -> Fitted:
         [f"{run['final_loss']:.4f}" for run in runs],
     )
     row(f"validation loss ({unit})", [f"{run['validation']:.4f}" for run in runs])
-    row("step, median of the run", [_ms(run["median_step_ms"]) for run in runs])
-    row("step, median, turn by turn", [_ms(summary["interleaved_ms"][name]) for name in RUNS])
+    row("step, median, turn by turn", [_ms(run["median_step_ms"]) for run in runs])
     row(
-        "tokens/s in the run",
+        "tokens/s",
         ["-" if run["tokens_per_s"] is None else f"{run['tokens_per_s']:,.0f}" for run in runs],
     )
     if anew := summary.get("recomputed"):
