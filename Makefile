@@ -1,6 +1,7 @@
 # make demo and make test each work alone, from a fresh clone, with python3 (3.10 or newer) and g++.
 #
-#   make demo      environment, build, then train a small GPT twice: stock and converted
+#   make demo      environment, build, then train a small GPT twice, stock and converted, in turns;
+#                  without a GPU also counts of the ladder, errors beside TF32, a race: one page
 #   make test      environment, build, then all tests, sanitizer runs included
 #   make bench     environment, build, then the benchmarks
 #   make build     environment, build
@@ -42,7 +43,7 @@ CXX_FILES = $(shell find csrc tests/native xgemm_torch -name "*.h" -o -name "*.c
 demo:
 	$(environment) cli
 	@$(MAKE) --no-print-directory extension
-	$(PY) -m xgemm_torch train $(ARGS)
+	$(PY) -m xgemm_torch demo $(ARGS)
 
 test:
 	$(environment) test cli

@@ -102,7 +102,7 @@ def layout_option(command):
 def test_a_problems_layout_is_asked_for_in_one_way(command):
     parser, option = layout_option(command)
     if option is None:
-        assert command in ("info", "train", "exercise")  # they take no problem
+        assert command in ("info", "train", "demo", "exercise")  # they take no problem
         return
     assert list(option.choices) == ["NN", "NT", "TN", "TT"]
     assert option.help.startswith(layout_option("explain")[1].help.split(" (default")[0])
@@ -156,7 +156,9 @@ def test_wrong_arguments_exit_with_2_and_a_usage_line(arguments, capsys):
     assert "usage: python -m xgemm_torch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "info", "ladder", "explain", "tune", "accuracy"])
+@pytest.mark.parametrize(
+    "command", ["train", "demo", "info", "ladder", "explain", "tune", "accuracy"]
+)
 def test_help_of_every_command(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])

@@ -8,9 +8,9 @@ the kernels, ``explain(a, b)`` says which of them would run, and ``tuned`` is ab
 were measured on the spot (``python -m xgemm_torch tune``). The operators are ``torch.ops.xgemm.*``.
 
 The import registers operators and does nothing else: it starts no device and writes no setting.
-Three rooms beside the runtime are imported when first asked for: ``tools`` (what the commands are
+Four rooms beside the runtime are imported when first asked for: ``tools`` (what the commands are
 made of: info, explain, tune, accuracy, timing), ``course`` (the ladder's counts, pictures, sources
-and races) and ``train``.
+and races), ``train``, and ``demo``, which shows something of both.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from .registry import Stage, Tile, split_k_size, stages
 
 if TYPE_CHECKING:
     from . import course as course
+    from . import demo as demo
     from . import registry as registry
     from . import tools as tools
     from . import train as train
 
 __version__ = "0.1.0"
 
-SUBMODULES = ("course", "registry", "tools", "train")
+SUBMODULES = ("course", "demo", "registry", "tools", "train")
 
 __all__ = [
     "Candidate",

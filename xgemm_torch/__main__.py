@@ -15,6 +15,10 @@ from typing import Any
 
 COMMANDS = {
     "train": ("train.command", "train a small GPT, stock and converted, and compare the two"),
+    "demo": (
+        "demo.command",
+        "train; without a GPU also the ladder's counts, errors beside TF32, a race: one page",
+    ),
     "info": ("tools.info", "versions, build, GPUs, settings; --self-test runs every stage"),
     "ladder": (
         "course.ladder",

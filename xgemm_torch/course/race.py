@@ -148,13 +148,16 @@ def _add_counts(
             watch.show(row["name"], 1.0, row["counts"]["fma_per_transaction"])
 
 
-def collect(size: int | None, layout: str, quiet: bool) -> dict[str, Any]:
+def collect(
+    size: int | None, layout: str, quiet: bool, counted: tuple[int, int, int] = counts.SHAPE
+) -> dict[str, Any]:
     """Run the race; gives the rows of ``ladder.collect`` with counts, marks and roofs.
 
     Args:
-        size: M = N = K; None for 4096 on a GPU, and for `counts.SHAPE` without one.
+        size: M = N = K; None for 4096 on a GPU, and for ``counted`` without one.
         layout: a key of `timing.LAYOUTS`.
         quiet: whether to show nothing while it runs.
+        counted: M, N, K of what is counted without a GPU.
     """
     names = [stage.name for stage in stages()]
     gpu = torch.cuda.is_available()
@@ -167,11 +170,11 @@ def collect(size: int | None, layout: str, quiet: bool) -> dict[str, Any]:
         # After the measurement: the host's work would let the chip cool between turns.
         _add_counts(rows, counts.SHAPE, layout, Board())
     else:
-        shape = (size,) * 3 if size else counts.SHAPE
+        shape = (size,) * 3 if size else counted
         rows = [ladder.describe(stage) for stage in stages()]
         facts = {"device": environment.device_name("cpu"), "gpu": False}
-        counted = [stage.name for stage in stages() if counts.is_counted(stage)]
-        with board(counted, "FMA a transaction", quiet) as seen:
+        names = [stage.name for stage in stages() if counts.is_counted(stage)]
+        with board(names, "FMA a transaction", quiet) as seen:
             _add_counts(rows, shape, layout, seen)
     for row in rows:
         row["mark"] = marks.share(row["name"], shape[0]) if gpu and layout == "NN" else None

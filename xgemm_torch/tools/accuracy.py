@@ -266,12 +266,20 @@ def stored(x: Tensor, transposed: bool) -> Tensor:
 
 
 def measure(
-    name: str, k: int, *, size: int, layout: str = "NN", device: str = "cpu", seed: int = 0
+    name: str,
+    k: int,
+    *,
+    size: int,
+    layout: str = "NN",
+    device: str = "cpu",
+    seed: int = 0,
+    methods: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Give the errors of all contenders on one distribution and depth.
 
     TF32 is what rounding the operands costs, its products being added by the strict chain: no
-    setting of torch is touched.
+    setting of torch is touched. ``methods``: those that are measured beside the chain; all where
+    there are none.
 
     Returns:
         ``distribution``, ``k``; ``errors``: for each contender the fields of `Errors`; ``broken``:
@@ -284,6 +292,9 @@ def measure(
     a, b = map(stored, kind.make(draw, size, size, k), timing.LAYOUTS[layout])
     exact, must = Exact(a, b), under_contract(device)
     others = {CHAIN: chain, TORCH: torch.mm, TF32: lambda a, b: chain(tf32(a), tf32(b))}
+    if methods:
+        must = {label: call for label, call in must.items() if label in methods}
+        others = {label: call for label, call in others.items() if label in (CHAIN, *methods)}
     certify = {stage.name for stage in stages() if stage.unit_rows}
     found, recomputed = {}, {}
     for label, call in {**others, **must}.items():
@@ -304,14 +315,16 @@ def measure(
 
 def collect(
     size: int | None = None, depths: Sequence[int] | None = None, layout: str = "NN", *,
-    quiet: bool = False,
+    names: Sequence[str] = (), methods: Sequence[str] = (), quiet: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure every distribution at every depth, on the GPU if there is one.
+    """Measure distributions, each at every depth, on the GPU if there is one.
 
     Args:
         size: M = N; 512 on a GPU, 48 without.
         depths: values of K; up to 65536 on a GPU, up to 300 without.
         layout: a key of `timing.LAYOUTS`.
+        names: of the distributions; all where there are none.
+        methods: as `measure` has it.
         quiet: whether to show no progress.
     """
     from tqdm import tqdm
@@ -320,11 +333,11 @@ def collect(
     device = "cuda" if gpu else "cpu"
     size = size or (SIZE if gpu else HOST_SIZE)
     depths = list(depths or (DEPTHS if gpu else HOST_DEPTHS))
-    problems = [(name, k) for name in DISTRIBUTIONS for k in depths]
+    problems = [(name, k) for name in names or DISTRIBUTIONS for k in depths]
     rows = []
     for name, k in tqdm(problems, unit="problem", leave=False, disable=True if quiet else None,
                         file=sys.stderr):  # fmt: skip
-        rows.append(measure(name, k, size=size, layout=layout, device=device))
+        rows.append(measure(name, k, size=size, layout=layout, device=device, methods=methods))
     return {
         "device": environment.device_name(device),
         "gpu": gpu,

@@ -472,9 +472,9 @@ def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 def accuracy(facts: dict[str, Any], path: Path) -> None:
     """Draw the errors of `accuracy.collect` into a PNG: a panel for each kind of operands."""
     names = list(dict.fromkeys(row["distribution"] for row in facts["rows"]))
-    across = 5
+    across = min(5, len(names))
     down = -(-len(names) // across)
-    figure = new_figure(15, 1.6 + 2.7 * down)
+    figure = new_figure(max(3 * across, 11), 1.6 + 2.7 * down)
     height = figure.get_figheight()
     grid = figure.add_gridspec(
         down, across, hspace=0.42, wspace=0.24,

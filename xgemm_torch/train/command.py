@@ -15,6 +15,7 @@ from . import config as configs
 from .job import Interrupted, Job
 
 RUNS_FOLDER = Path("runs")
+SIZE = "nano"
 # A training run of these would take days on the emulator, which checks every access.
 EMULATOR_SIZES = ("tiny",)
 
@@ -78,7 +79,12 @@ def _unfinished(folder: Path) -> bool:
     return (folder / "config.json").exists() and not (folder / "summary.json").exists()
 
 
-def _folder(options: argparse.Namespace, size: str, device: str) -> Path:
+def _device(options: argparse.Namespace) -> str:
+    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def folder_of(options: argparse.Namespace) -> Path:
+    """Give the run directory that the options mean; ValueError where none is there to resume."""
     if options.out is not None:
         return options.out
     if options.resume:
@@ -86,7 +92,7 @@ def _folder(options: argparse.Namespace, size: str, device: str) -> Path:
         if not found:
             raise ValueError(f"train: nothing to resume: no unfinished run under {RUNS_FOLDER}/")
         return max(found, key=lambda path: (path / "config.json").stat().st_mtime)
-    name, number = f"{size}-{device}", 1
+    name, number = f"{options.size or SIZE}-{_device(options)}", 1
     while (RUNS_FOLDER / f"{name}-{number}").exists():
         number += 1
     return RUNS_FOLDER / f"{name}-{number}"
@@ -115,9 +121,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if getattr(options, name) is not None
     }  # fmt: skip
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    size, device = options.size or "nano", options.device or here
-    folder = _folder(options, size, device)
+    folder = folder_of(options)
     if options.resume:
         if not (folder / "config.json").exists():
             raise ValueError(f"train: nothing to resume in {folder}")
@@ -125,7 +129,9 @@ def run(options: argparse.Namespace) -> int:
         if different := config.difference(chosen):
             raise ValueError(f"train: --resume keeps the run's settings: {', '.join(different)}")
     else:
-        config = configs.make(**{**chosen, "size": size, "device": device})
+        config = configs.make(
+            **{**chosen, "size": options.size or SIZE, "device": _device(options)}
+        )
     _reject_hopeless(config)
     every = options.checkpoint_every
     if every is None:
@@ -142,7 +148,8 @@ def run(options: argparse.Namespace) -> int:
             summary = job.run()
         except Interrupted as reason:
             out.print(
-                f"{reason}; nothing is lost: python -m xgemm_torch train --resume --out {folder}"
+                f"{reason}; nothing is lost: python -m xgemm_torch {options.command} --resume "
+                f"--out {folder}"
             )
             return 130
         except OSError as error:  # as of a full disk
