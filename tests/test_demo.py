@@ -141,6 +141,17 @@ def test_a_failed_training_has_no_tour_and_its_exit_code(monkeypatch, tmp_path):
     assert main([*TINY, "--out", str(tmp_path)]) == 130
 
 
+@pytest.mark.parametrize("chosen", [{}, {"kernel": "naive"}, {"precision": "ieee"}])
+def test_equal_losses_are_put_down_to_aten_by_auto_alone(chosen, tmp_path):
+    settings = {"kernel": "auto", "precision": "fp32", **chosen}
+    run = {"median_step_ms": None}
+    summary = {"config": settings, "difference": {"first_nonzero_step": 4},
+               "runs": {"stock": run, "converted": run}}  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    text = " ".join(tour.training(tmp_path).text)
+    assert "Losses differ from step 4." in text and ("ATen" in text) == (not chosen)
+
+
 @no_gpu
 def test_an_interrupted_demo_says_how_to_go_on_and_does(monkeypatch, tmp_path, capsys):
     toured = []

@@ -69,14 +69,13 @@ def training(folder: Path) -> Stop:
     ms = [summary["runs"][name]["median_step_ms"] for name in ("stock", "converted")]
     text = [
         "A small GPT, trained twice from one seed, a step of each run in turns. "
-        + (
-            "Every loss has the same bits. "
-            if step is None
-            else f"Losses differ from step {step}. "
-        )
-        + "On a CPU auto is ATen's BLAS, so both runs multiply by the same code: what differs is "
-        "the way of a call."
+        + ("Every loss has the same bits." if step is None else f"Losses differ from step {step}.")
     ]
+    if (summary["config"]["kernel"], summary["config"]["precision"]) == ("auto", "fp32"):
+        text.append(
+            "On a CPU auto is ATen's BLAS, so both runs multiply by the same code; what differs is "
+            "the way of a call."
+        )
     if None not in ms:
         text.append(f"Median step: {ms[0]:.1f} ms stock, {ms[1]:.1f} ms converted.")
     return Stop("Training, stock and converted", text, "curves.png")
