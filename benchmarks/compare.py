@@ -316,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the orders of turns")
     parser.add_argument("--json", type=Path, help="where to keep ratios, turns and facts")
     chosen = parser.parse_args(arguments)
-    of_records = [path.suffix == ".json" for path in (chosen.a, chosen.b)]
+    of_records = [".json" in path.suffixes for path in (chosen.a, chosen.b)]
     for path in (chosen.a, chosen.b):
         if not path.exists():
             parser.error(f"{path}: not found")

@@ -212,10 +212,11 @@ def test_a_changed_bit_anywhere_is_found(tmp_path):
     assert checkpoint.load(path)["part"] == "stock"
 
 
-def test_a_checkpoint_of_before_there_were_sums_is_read(tmp_path):
+def test_a_checkpoint_without_its_sum_is_refused(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    torch.save({"format": 1, "part": "stock"}, path)
-    assert checkpoint.load(path)["part"] == "stock"
+    torch.save({"format": checkpoint.FORMAT, "runs": {}}, path)
+    with pytest.raises(ValueError, match="the sum at its end is missing"):
+        checkpoint.load(path)
 
 
 def test_one_process_trains_in_a_folder(tmp_path, capsys):
@@ -387,7 +388,7 @@ def test_a_full_disk_is_a_line_and_what_was_saved_stays(tmp_path):
         if before is None:  # now with one of an interrupted run
             process = start(*command(tmp_path / "other", "--steps", "100000",
                                      "--checkpoint-every", "3"))  # fmt: skip
-            kill_when(process, tmp_path / "other", lambda s: s["current"])
+            kill_when(process, tmp_path / "other", steps_of)
             before = (tmp_path / "other" / "checkpoint.pt").read_bytes()
             (folder / "checkpoint.pt").write_bytes(before)
             (folder / "config.json").write_bytes((tmp_path / "other/config.json").read_bytes())
