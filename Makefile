@@ -7,6 +7,7 @@
 #   make build     environment, build
 #   make lint      ruff and clang-format; make format changes the files
 #   make native    the kernels as C++ programs: plain, ASan + UBSan, TSan
+#   make wheel     a wheel in dist/ that pip installs without a compiler
 #   make nvcc      finds nvcc, or installs it from PyPI into the environment
 #   make clean     removes what was built; make distclean the environment too
 #
@@ -37,7 +38,7 @@ endif
 
 CXX_FILES = $(shell find csrc tests/native xgemm_torch -name "*.h" -o -name "*.cpp" -o -name "*.cu")
 
-.PHONY: demo test bench build env lint format native nvcc clean distclean help
+.PHONY: demo test bench build env lint format native wheel nvcc clean distclean help
 .DEFAULT_GOAL = build
 
 demo:
@@ -69,6 +70,10 @@ extension:
 native:
 	$(environment)
 	@$(PY) -m build_tools native $(ARGS)
+
+wheel:
+	$(environment) test wheel
+	@$(PY) -m build_tools wheel $(ARGS)
 
 nvcc:
 	$(environment) --no-nvcc

@@ -15,6 +15,7 @@ ptxas         what the CUDA compiler said of each kernel, as a table
 sass          what the main loops of the kernels are made of, and how fast that can be
 results       what was measured, from benchmarks/results
 summary       the screenful that ends a build
+wheel         a wheel for other machines: built, tagged, checked
 ============  ==================================================================================
 
 ``python -m build_tools`` lists the commands that the Makefile uses.

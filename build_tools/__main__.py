@@ -1,4 +1,4 @@
-"""The Makefile's commands: ``python -m build_tools env | nvcc | native | sass``."""
+"""The Makefile's commands: ``python -m build_tools env | nvcc | native | sass | wheel``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import cuda_toolkit, environment, library, native, sass, settings
+from . import cuda_toolkit, environment, library, native, sass, settings, wheel
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     env = commands.add_parser("env", help="make or complete a virtual environment")
     env.add_argument("venv", type=Path)
-    env.add_argument("extras", nargs="*", help="test, lint, cli")
+    env.add_argument("extras", nargs="*", help="test, lint, cli, wheel")
     env.add_argument("--torch", default="", help="what to ask pip for; default $TORCH, or a choice")
     env.add_argument("--no-nvcc", action="store_true", help="do not look for nvcc")
     commands.add_parser("nvcc", help="find nvcc, or install it from PyPI into this Python")
@@ -24,6 +24,8 @@ def main() -> int:
     loops = commands.add_parser("sass", help="what the kernels' main loops are made of")
     loops.add_argument("--stage", default="", help="all the kernels of one stage, not all NN ones")
     loops.add_argument("--json", action="store_true")
+    package = commands.add_parser("wheel", help="build, tag and check a wheel")
+    package.add_argument("out", type=Path, nargs="?", default=Path("dist"))
     arguments = parser.parse_args()
     try:
         if arguments.command == "env":
@@ -33,6 +35,9 @@ def main() -> int:
             cuda_toolkit.install()
         elif arguments.command == "sass":
             sass.main(arguments.stage, arguments.json)
+        elif arguments.command == "wheel":
+            made = wheel.make(arguments.out)
+            print(f"{made}: {made.stat().st_size / 1e6:.1f} MB")
         else:
             return run_native(arguments.names)
     except settings.BuildError as error:

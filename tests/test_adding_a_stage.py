@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ["csrc", "build_tools", "xgemm_torch", "tests", "benchmarks"]
+FOLDERS = ["csrc", "build_tools", "xgemm_torch", "tests", "benchmarks", "docs", "examples"]
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 FILES = ["setup.py", "pyproject.toml", "README.md", "LICENSE"]
 

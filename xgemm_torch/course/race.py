@@ -149,7 +149,7 @@ def _add_counts(
 
 
 def collect(
-    size: int | None, layout: str, quiet: bool, counted: tuple[int, int, int] = counts.SHAPE
+    size: int | None, layout: str, quiet: bool, counted: tuple[int, int, int] | None = None
 ) -> dict[str, Any]:
     """Run the race; gives the rows of ``ladder.collect`` with counts, marks and roofs.
 
@@ -157,7 +157,7 @@ def collect(
         size: M = N = K; None for 4096 on a GPU, and for ``counted`` without one.
         layout: a key of `timing.LAYOUTS`.
         quiet: whether to show nothing while it runs.
-        counted: M, N, K of what is counted without a GPU.
+        counted: M, N, K of what is counted without a GPU; None for ``counts.SHAPE``.
     """
     names = [stage.name for stage in stages()]
     gpu = torch.cuda.is_available()
@@ -170,7 +170,7 @@ def collect(
         # After the measurement: the host's work would let the chip cool between turns.
         _add_counts(rows, counts.SHAPE, layout, Board())
     else:
-        shape = (size,) * 3 if size else counted
+        shape = (size,) * 3 if size else counted or counts.SHAPE
         rows = [ladder.describe(stage) for stage in stages()]
         facts = {"device": environment.device_name("cpu"), "gpu": False}
         names = [stage.name for stage in stages() if counts.is_counted(stage)]

@@ -141,9 +141,8 @@ def exercise(folder: Path, out: Console) -> Stop:
         stop.good = stop.good and wanted
         style = "red" if variant == GIVEN or not wanted else "green"
         out.print(Text(told, style), *(Text(f"  {line}", "dim") for line in lines), sep="\n")
-    changed = difflib.unified_diff(
-        *(text.splitlines() for text in files.values()), "given", "solution", lineterm="", n=2
-    )
+    given, solved = (text.splitlines() for text in files.values())
+    changed = difflib.unified_diff(given, solved, "given", "solution", lineterm="", n=2)
     stop.code.append("\n".join(changed))
     return stop
 

