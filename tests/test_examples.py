@@ -234,7 +234,6 @@ def test_the_page_is_made_of_a_record(record, tmp_path):
     assert make_readme.digest(data) in path.read_text() and path.stat().st_size < 20_000
 
 
-@pytest.mark.skipif(make_readme.examples() is None, reason="there is no record of the examples")
 def test_figures_of_the_page_are_the_records():
     found = make_readme.examples()["examples"]
     assert not make_readme.stale_examples()

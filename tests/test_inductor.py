@@ -142,17 +142,17 @@ def test_without_the_lowering_inductor_takes_what_is_returned(monkeypatch):
     from torch._inductor import lowering
 
     monkeypatch.delitem(lowering.lowerings, OPS["sgemm"], raising=False)
-    inductor.register.cache_clear()
+    inductor._register.cache_clear()
     with monkeypatch.context() as patched:
         patched.delattr(lowering, "register_lowering")
         with pytest.warns(UserWarning, match="Inductor has changed"):
-            assert not inductor.register()
+            assert not inductor._register()
     a, b = problems.integers(5, 12), problems.integers(12, 8)
     got, code = compiled(lambda a, b: xgemm_torch.mm(a, b) + 1, a, b)
     assert same_bits(got, xgemm_torch.mm(a, b) + 1)
     assert RETURNED in code[0]
-    inductor.register.cache_clear()
-    assert inductor.register()
+    inductor._register.cache_clear()
+    assert inductor._register()
 
 
 def test_the_first_compile_of_a_process_has_the_lowering():

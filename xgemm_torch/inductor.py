@@ -15,15 +15,22 @@ AOTInductor's packages keep the operator that returns a tensor.
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from typing import Any
 
 import torch
 
 
+def register() -> None:
+    """Register the lowering, once Inductor has been loaded."""
+    if "torch._inductor.lowering" in sys.modules:
+        _register()
+
+
 @functools.cache
-def register() -> bool:
-    """Register the lowering, once; False, after a warning, where this torch's Inductor differs.
+def _register() -> bool:
+    """Register it; False, after a warning, where this torch's Inductor differs.
 
     Without the lowering everything works, in more memory.
     """

@@ -25,7 +25,6 @@ writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -196,7 +195,7 @@ def _forward(
 ) -> Tensor:
     """Below autograd: go on from the Autograd key of ``keyset``, or begin anew without one."""
     if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
-        sharding.register(OPS.values())
+        sharding.register()
     with _BelowAutograd():
         if keyset is None:
             return OPS[name](a, b, c, **flags)
@@ -559,7 +558,7 @@ def _raise_as_python(
 
 def _register_fake(name: str) -> None:
     def fake(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
-        if name == "sgemm" and "torch._inductor.lowering" in sys.modules:
+        if name == "sgemm":
             inductor.register()
         return a.new_empty(_checks.check(own_words(name), KERNELS[name], a, b, c, **flags))
 
@@ -580,7 +579,7 @@ def _register_autograd(name: str) -> None:
             if _forward_mode() or _any_requires_grad(a, b, c) or _traced_tangent(a, b, c):
                 return _differentiable(name, a, b, c, flags, keyset)
             if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
-                sharding.register(OPS.values())
+                sharding.register()
             with _BelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
         except Exception as error:
@@ -816,7 +815,7 @@ def sgemm(
                 return _SGEMM(a, b, c, **flags)
             return _differentiable("sgemm", a, b, c, flags)
         if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
-            sharding.register(OPS.values())
+            sharding.register()
         with _BelowAutograd():
             return _SGEMM(a, b, c, **flags)
     except Exception as error:

@@ -17,30 +17,30 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
 from typing import Any
-
-import torch
 
 HOME = "torch.distributed.tensor"
 
 
-def register(operators: Iterable[torch._ops.OpOverload]) -> None:
+def register() -> None:
     """Register the rules, once DTensor has been imported."""
     if HOME in sys.modules:
-        _register(tuple(operators))
+        _register()
 
 
 @functools.cache
-def _register(operators: tuple[torch._ops.OpOverload, ...]) -> None:
+def _register() -> None:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding
 
+    from .ops import OPS
+
+    operators = list(OPS.values())
     # DTensor keeps what it chose by operands and by those flags that it is told of; by itself it
     # takes integers alone for such, and would shard K with an activation as it did without.
     known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-    register_sharding(list(operators))(_shardings)
+    register_sharding(operators)(_shardings)
     for op in operators:
         flags = [arg.name for arg in op._schema.arguments if arg.kwarg_only]
         flags.remove("packed")
