@@ -2,6 +2,7 @@
 // decompose_rows.h, certificate.h, limbs.h, slabs.h.
 #include "xgemm/emulation/limbs.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -143,6 +144,59 @@ void test_norms() {
   }
   const float infinity = std::numeric_limits<float>::infinity();
   expect(decompose_row<kFp16x3>({infinity, std::nanf("")}).scale.norm == 0.f, "no norm");
+}
+
+// A threshold covers what the lossy elements of either row meet in the other, and is at most some
+// three times the least that their number and the norms allow.
+void test_thresholds() {
+  constexpr EmulationScheme S = kFp16x3;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  const auto draw = [&](int64_t k, int64_t lossy) {
+    std::vector<float> x(static_cast<size_t>(k));
+    for (int64_t i = 0; i < k; ++i)
+      x[static_cast<size_t>(i)] = (2 + std::fabs(normal(random))) * (i < lossy ? 0x1p-32f : 1.f);
+    std::shuffle(x.begin(), x.end(), random);
+    return decompose_row<S>(x);
+  };
+  // The 2-norm of what the lossy elements of `a` meet; how many they are.
+  const auto met = [](const DecomposedRow& a, const DecomposedRow& b, double& squares) {
+    int64_t count = 0;
+    for (size_t i = 0; i < a.t.size(); ++i)
+      if (std::fabs(a.t[i]) < static_cast<double>(S.tiny)) ++count, squares += b.t[i] * b.t[i];
+    return count;
+  };
+  for (const int64_t k : {2, 50, 3000})
+    for (int64_t lossy_a = 0; lossy_a < k; lossy_a = 3 * lossy_a + 1)
+      for (const int64_t lossy_b : {int64_t{0}, int64_t{1}, k / 2}) {
+        const DecomposedRow a = draw(k, lossy_a), b = draw(k, lossy_b);
+        double of_a = 0, of_b = 0;
+        const int64_t count_a = met(a, b, of_a), count_b = met(b, a, of_b);
+        expect(count_a == lossy_a && count_b == lossy_b, "as many lossy elements as were put in");
+        const double unit = static_cast<double>(S.lost) * 0x1p24;
+        const auto most = [](int64_t count, const RowScale& other) {
+          return std::fmin(static_cast<double>(other.norm),
+                           std::sqrt(static_cast<double>(count)) * 0x1p15);
+        };
+        const double got = threshold(S, doubt_of(a.scale.doubt), doubt_of(b.scale.doubt));
+        expect(got >= unit * (std::sqrt(of_a) + std::sqrt(of_b)) &&
+                   got <= 2.02 * unit * (most(count_a, b.scale) + most(count_b, a.scale)),
+               "a threshold at k " + std::to_string(k) + " with " + std::to_string(lossy_a) +
+                   " and " + std::to_string(lossy_b) + " lossy elements");
+      }
+  // What 16 bits hold of a row.
+  for (uint32_t lossy = 0; lossy < 1u << 31; lossy = 5 * lossy + 1)
+    for (float norm = 1.f; norm < 0x1p31f; norm *= 1.37f) {
+      const Doubt d = doubt_of(doubt_bits(RowScale{.norm = norm}, lossy));
+      expect(d.norm >= norm && d.norm <= 1.008f * norm, "a norm in 12 bits");
+      const double least = std::sqrt(static_cast<double>(lossy)) * 0x1p15;
+      expect(lossy ? d.weight >= least && (d.weight <= 2 * least || d.weight >= 0x1p32f)
+                   : d.weight == 0.f,
+             "a weight in 4 bits");
+    }
+  const Doubt zero = doubt_of(doubt_bits(RowScale{}, 0));
+  expect(zero.norm == 0.f && zero.weight == 0.f, "zeros have no doubt");
+  expect(doubt_bits(RowScale{.flags = kSingle, .norm = 5.f}, 1) == 0, "nor has what is given");
 }
 
 // What a row is found to be, and what becomes of its products.
@@ -346,6 +400,7 @@ void test_decompose() {
   test_what_stands_is_right<kFp16x3>();
   test_what_stands_is_right<kBf16x6>();
   test_norms();
+  test_thresholds();
   test_flags();
   test_overflow();
   test_places();

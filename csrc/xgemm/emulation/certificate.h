@@ -39,7 +39,7 @@ enum RangeFlags : uint32_t {
   kInfinite = 4,  // has one infinity, at RowScale::at, and no NaN
   kInfinities = 8,  // has several
   kNan = 16,
-  kFar = 32,  // its scale, with another such, leaves FP32's exponents
+  kFar = 32,  // its scale leaves [kLeastExponent, kMostExponent]
 };
 
 // What is known of a row besides its limbs; 16 bytes, read as one.
@@ -54,9 +54,10 @@ struct alignas(16) RowScale {
 // Rows whose results FP32 elements give.
 constexpr uint32_t kGivenFlags = kSingle | kInfinite | kNan;
 
-// Exponents of rows with which two scales' product is exact and no sum overflows: |t| < 2^15, K up
-// to 2^24.
-constexpr int kLeastExponent = -34, kMostExponent = 60;
+// Exponents of rows that undo their scales by one multiplication each. From the least on no sum
+// overflows: |t| < 2^15, K up to 2^24. Up to the most, 2^-exponent times any sum of exact products
+// is a normal number, so that it is rounded once, by the other's scale.
+constexpr int kLeastExponent = -34, kMostExponent = 100;
 XGEMM_HD bool is_far(int exponent) { return exponent < kLeastExponent || exponent > kMostExponent; }
 
 // What becomes of one result, and of the worst of a unit's.
@@ -68,33 +69,44 @@ enum class Fate : int {
   chained,  // ... or the sum may overflow on its way, which only the chain itself can tell
 };
 
-// The certificate. The elements of A's row below EmulationScheme::tiny each lose a rounding of
+// The certificate. The n elements of A's row below EmulationScheme::tiny each lose a rounding of
 // standard deviation `lost`, B's column weighs them by its elements: as roundings are independent,
-// the result loses lost * |b|, likewise of the column's. Where that is at most a unit in the last
-// place of |C|, which is at most |A||B|, five standard deviations are five units, within the
-// contract's eight. What all other elements lose is in proportion to each product. So of each row
-// two numbers make a threshold: loss_a * norm_b + norm_a * loss_b. A row that is given has neither.
+// the result loses lost times the 2-norm of those n elements of the column, which is at most the
+// column's and at most sqrt(n) times its largest element, that is sqrt(n) * 2^15. Likewise the
+// other way round. Where the sum of both is at most a unit in the last place of |C|, which is at
+// most |A||B|, five standard deviations are five units, within the contract's eight. What all other
+// elements lose is in proportion to each product. So of each row two numbers make a threshold. A
+// row that is given has neither.
 struct Doubt {
-  float loss, norm;
+  float norm;
+  float weight;  // of what its lossy elements meet: at most this; 0 of a row that has none
 };
 
-// What a tile needs of a row for it, in 16 bits: the norm as a bf16 number, rounded up, negative if
-// the row is lossy; 0 of a row that is given. With the exponent and the flags it is one load of 8
-// bytes, and two registers until the tile's end.
-XGEMM_HD uint16_t doubt_bits(const RowScale& s) {
-  uint32_t bits;
+// What a tile needs of a row for it, in 16 bits, 0 of a row that is given. With the exponent and
+// the flags it is one load of 8 bytes, and two registers until the tile's end. The low 12: the
+// norm, in [1, 2^32) or zero, as a bf16 number rounded up, less the one below 1. The high 4: 0 of a
+// row that is not lossy, else 1 more than n's logarithm of base 4, rounded up, or kManyLossy.
+constexpr uint32_t kDoubtOfOne = (127u << 7) - 1, kManyNorms = 1 << 12, kManyLossy = 15;
+XGEMM_HD uint16_t doubt_bits(const RowScale& s, uint32_t lossy) {
+  if (s.flags & kGivenFlags) return 0;
+  uint32_t bits, weight = lossy > 0;
   memcpy(&bits, &s.norm, sizeof bits);
-  bits = (bits + 0xffffu) >> 16 | static_cast<uint32_t>(s.flags & kLossy) << 15;
-  return s.flags & kGivenFlags ? uint16_t{0} : static_cast<uint16_t>(bits);
+  for (uint32_t n = 1; n < lossy && weight < kManyLossy; n *= 4) ++weight;
+  return static_cast<uint16_t>((bits ? ((bits + 0xffffu) >> 16) - kDoubtOfOne : 0) | weight << 12);
 }
-XGEMM_HD Doubt doubt_of(const EmulationScheme& s, uint16_t bits) {
-  const uint32_t norm_bits = static_cast<uint32_t>(bits & 0x7fff) << 16;
-  float norm;
-  memcpy(&norm, &norm_bits, sizeof norm);
-  return {bits & 0x8000 ? s.lost * 0x1p24f : 0.f, norm};
+XGEMM_HD Doubt doubt_of(uint32_t bits) {
+  const uint32_t norm = bits % kManyNorms, weight = bits / kManyNorms;
+  const uint32_t norm_bits = norm ? (norm + kDoubtOfOne) << 16 : 0;
+  const uint32_t weight_bits =
+      weight ? (weight + 127 + 14 + (weight == kManyLossy ? 4 : 0)) << 23 : 0;
+  Doubt d;
+  memcpy(&d.norm, &norm_bits, sizeof d.norm);
+  memcpy(&d.weight, &weight_bits, sizeof d.weight);
+  return d;
 }
-XGEMM_HD bool is_certain(const Doubt& a, const Doubt& b, float acc) {
-  return fabsf(acc) >= fmaf(a.loss, b.norm, a.norm * b.loss);
+// What a result must reach.
+XGEMM_HD float threshold(const EmulationScheme& s, const Doubt& a, const Doubt& b) {
+  return s.lost * 0x1p24f * (fminf(a.norm, b.weight) + fminf(b.norm, a.weight));
 }
 
 // How far a row's products reach: with a column's, and one more, at least the exponent of any
@@ -117,8 +129,8 @@ XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
 XGEMM_HD Fate fate_of(const EmulationScheme& s, const RowScale& a, const RowScale& b, float acc) {
   if (needs_chain(a, b)) return Fate::chained;
   if ((a.flags | b.flags) & kGivenFlags) return Fate::given;
-  return is_certain(doubt_of(s, a.doubt), doubt_of(s, b.doubt), acc) ? Fate::stands
-                                                                     : Fate::recomputed;
+  return fabsf(acc) >= threshold(s, doubt_of(a.doubt), doubt_of(b.doubt)) ? Fate::stands
+                                                                          : Fate::recomputed;
 }
 
 }  // namespace xgemm

@@ -99,11 +99,11 @@ __device__ __forceinline__ float sum_of_8(const X& x) {
 
 // What a thread has seen of a row's elements.
 struct RowSeen {
-  // How many there are but zeros and how many infinities, up to two of each; whether some are tiny,
-  // and NaN.
-  static constexpr uint32_t kTwo = 2, kInfinity = 1 << 8, kTiny = 1 << 16, kNan = 1 << 17;
+  // How many there are but zeros and how many infinities, up to two of each; whether some are NaN.
+  static constexpr uint32_t kTwo = 2, kNan = 1 << 16;
   float squares = 0.f;  // of finite t
   uint32_t found = 0;
+  uint32_t lossy = 0;  // how many lie below EmulationScheme::tiny, but zeros
   uint32_t at = 0;  // an infinity's k, or the sum of all elements' k
 
   // 8 neighbours some of which are tiny, zero or not finite. `k`: of the first; `x`: of number e,
@@ -115,7 +115,7 @@ struct RowSeen {
     for (int e = 0; e < 8; ++e) {
       const float y = x(e);
       if (y != 0.f) ++elements, at += infinities ? 0 : k + e;  // so is a NaN
-      if (fabsf(t[e]) < S.tiny && y != 0.f) found |= kTiny;
+      if (fabsf(t[e]) < S.tiny && y != 0.f) ++lossy;
       if (fabsf(y) <= FLT_MAX) squares = fmaf(t[e], t[e], squares);
       else if (y == y) ++infinities, at = k + e;
       else found |= kNan;
@@ -126,12 +126,13 @@ struct RowSeen {
 
   // As numbers that threads add up. A sum of squares is in units of 2^floor(log2 K), rounded up: 32
   // bits hold K squares of at most 2^30, and a unit of each thread's.
-  static constexpr int kSums = 5;
+  static constexpr int kSums = 5, kLossySum = 2;
   __device__ __forceinline__ void to(uint32_t (&sums)[kSums], int64_t k) const {
     const float in_units = ceilf(squares * power_of_2(-unit(k)));
     sums[0] = static_cast<uint32_t>(in_units < 0x1p31f ? in_units : 0x1p31f);
-    sums[1] = (found & 0xffu) | (found & 0xff00u) << 8;
-    sums[2] = (found & kTiny ? 1 : 0) | (found & kNan ? 1 << 16 : 0);
+    // Of up to 256 threads, each number below 2^10.
+    sums[1] = (found & 0xffu) | (found & 0xff00u) << 2 | (found & kNan ? 1 << 20 : 0);
+    sums[kLossySum] = lossy;
     const bool infinite = found & 0xff00u;
     sums[3] = infinite ? 0 : at;
     sums[4] = infinite ? at : 0;
@@ -144,18 +145,18 @@ struct RowSeen {
 // What the sums of all who share a row say of it.
 __device__ __forceinline__ RowScale scale_of(int exponent, const uint32_t (&sums)[RowSeen::kSums],
                                              int64_t k) {
-  const uint32_t elements = sums[1] & 0xffffu, infinities = sums[1] >> 16;
-  const uint32_t tiny = sums[2] & 0xffffu, nan = sums[2] >> 16;
+  const uint32_t elements = sums[1] & 0x3ffu, infinities = sums[1] >> 10 & 0x3ffu;
+  const uint32_t nan = sums[1] >> 20, lossy = sums[RowSeen::kLossySum];
   RowScale s;
   s.exponent = exponent;
   s.norm = 1.01f * sqrtf(static_cast<float>(sums[0]) * power_of_2(RowSeen::unit(k)));
-  if (tiny) s.flags |= kLossy;
+  if (lossy) s.flags |= kLossy;
   if (elements == 1) s.flags |= kSingle, s.at = sums[3];
   if (nan) s.flags |= kNan;
   else if (infinities > 1) s.flags |= kInfinities;
   else if (infinities) s.flags |= kInfinite, s.at = sums[4];
   if (is_far(exponent)) s.flags |= kFar;
-  s.doubt = doubt_bits(s);
+  s.doubt = doubt_bits(s, lossy);
   return s;
 }
 

@@ -23,11 +23,12 @@ constexpr int kStripBlocks = 4, kDeepBlocks = 3;
 constexpr int kGuessTop = 12;
 
 // Whether a row that was decomposed with this exponent is to be decomposed again by its largest
-// element: limbs may be infinite, or bits are wasted.
-__device__ __forceinline__ bool outgrown(int exponent, uint32_t largest) {
+// element: limbs may be infinite, or some are lossy for want of bits that are not used. The latter
+// where the first slices are zero, as of sparse operands.
+__device__ __forceinline__ bool outgrown(int exponent, uint32_t largest, bool lossy) {
   if (largest <= kZeroMagnitude) return false;
   const int top = kMostTop - exponent_of(largest, kMostTop) + exponent;
-  return top > kMostTop || top < kGuessTop;
+  return top > kMostTop || (top < kGuessTop && lossy);
 }
 
 // A block's share of a strip: slices of kStripK by kStrip, line after line.
@@ -266,7 +267,8 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
 #pragma unroll
       for (int i = 0; i < RowSeen::kSums; ++i) sums[i] = told[i + 1];
       const int exponent = room.exponents[thread];
-      const bool grown = !last && thread < share.rows && outgrown(exponent, told[0]);
+      const bool lossy = sums[RowSeen::kLossySum] > 0;
+      const bool grown = !last && thread < share.rows && outgrown(exponent, told[0], lossy);
       const uint32_t all = __ballot_sync(0xffffffffu, grown);
       if (thread == 0) room.again = all;
       if (grown) room.exponents[thread] = exponent_of(told[0], kMostTop);

@@ -181,15 +181,30 @@ struct EmulatedEpilogue {
                                                 const uint16_t* row_doubts,
                                                 const uint16_t* column_doubts) const {
     static_assert(4 * kPairs <= 64);
-    const Doubt row[2] = {doubt_of(S, row_doubts[0]), doubt_of(S, row_doubts[8])};
+    const Doubt row[2] = {doubt_of(row_doubts[0]), doubt_of(row_doubts[8])};
+    // First the smallest results against the largest threshold that any of them can have.
+    uint32_t norm = 0, weight = 0;
+#pragma unroll 4
+    for (int p = 0; p < kPairs; ++p) {
+      const uint32_t two = *reinterpret_cast<const uint32_t*>(column_doubts + 8 * p);
+#pragma unroll
+      for (const uint32_t column : {two & 0xffffu, two >> 16}) {
+        norm = column % kManyNorms > norm ? column % kManyNorms : norm;
+        weight = column > weight ? column : weight;
+      }
+    }
+    const Doubt most = doubt_of(norm | weight / kManyNorms * kManyNorms);
+    float least[2] = {INFINITY, INFINITY};
+#pragma unroll
+    for (int e = 0; e < 4 * kPairs; ++e) least[e / 2 % 2] = fminf(least[e / 2 % 2], fabsf(acc[e]));
+    if (least[0] >= threshold(S, row[0], most) && least[1] >= threshold(S, row[1], most)) return 0;
     uint32_t bits[2] = {};
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       const uint32_t two = *reinterpret_cast<const uint32_t*>(column_doubts + 8 * p);
 #pragma unroll
       for (int e = 4 * p; e < 4 * p + 4; ++e)
-        if (!is_certain(row[e / 2 % 2], doubt_of(S, static_cast<uint16_t>(two >> e % 2 * 16)),
-                        acc[e]))
+        if (!(fabsf(acc[e]) >= threshold(S, row[e / 2 % 2], doubt_of(two >> e % 2 * 16 & 0xffffu))))
           bits[e / 32] |= 1u << e % 32;
     }
     return bits[0] | static_cast<uint64_t>(bits[1]) << 32;
@@ -267,7 +282,8 @@ struct EmulatedEpilogue {
   __device__ __forceinline__ void unscale_all(float (&x)[4 * kRun], int run) const {
     const float a[2] = {undo_rows[0], undo_rows[8]};
 #pragma unroll
-    for (int e = 0; e < 4 * kRun; ++e) x[e] *= a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
+    for (int e = 0; e < 4 * kRun; ++e)
+      x[e] = x[e] * a[e / 2 % 2] * undo_columns[8 * run + column_of(e)];
   }
 
   // Where some rows are not plain: element after element.
