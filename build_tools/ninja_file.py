@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .settings import BuildError
@@ -124,19 +122,6 @@ def run(
             raise BuildError(done.stdout + done.stderr)
         return done.stdout
     sys.stdout.flush()
-    with _alone(ninja_file.parent / "lock"):
-        if subprocess.run([*command, *targets], env=env).returncode:
-            raise BuildError("compiling csrc/xgemm failed; the compiler's words are above")
+    if subprocess.run([*command, *targets], env=env).returncode:
+        raise BuildError("compiling csrc/xgemm failed; the compiler's words are above")
     return ""
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Waits until no other process builds here.
-
-    Two ninjas that compile one file take each other's list of headers away, and the object then
-    depends on none: it would stay as it is whatever changes.
-    """
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

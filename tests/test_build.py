@@ -1,12 +1,10 @@
 """The build: what it is asked, what it finds, and that an edit rebuilds no more than it must."""
 
-import fcntl
 import importlib
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from pathlib import Path
 
@@ -368,17 +366,6 @@ def test_an_edit_of_a_header_rebuilds_what_includes_it(tree):
 
 
 @cuda_only
-def test_builds_of_one_tree_wait_for_each_other(tree):
-    with (tree.plan.ninja_file.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        other = threading.Thread(target=library.compile_objects, args=(tree.plan,))
-        other.start()
-        other.join(0.5)
-        assert other.is_alive()
-    other.join(60)
-    assert not other.is_alive()
-
-
 def test_the_flags_are_part_of_what_is_built(tree):
     settle(tree)
     before = tree.plan

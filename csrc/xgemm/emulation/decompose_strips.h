@@ -91,7 +91,7 @@ struct StripRoom {
   uint32_t halves[kTold][2][kStrip];  // what the warps that share a row have seen of it
   int exponents[kStrip];
   StripTold told;
-  uint32_t again;  // rows to be decomposed again, as bits
+  uint32_t rows;  // to be decomposed, as bits: all, then those that have outgrown their scale
 };
 
 // Slices -> limbs.
@@ -228,7 +228,8 @@ struct StripDecompose {
   }
 };
 
-// All rows of a strip are decomposed again where one is to be: the others are written as they were.
+// Rows that have outgrown their scale are decomposed again, alone: the strip is read again, as its
+// lines are of all rows.
 template <EmulationScheme S, int kCluster>
 __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
   using Split = StripDecompose<S>;
@@ -253,12 +254,14 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
     for (int block = 0; block < kCluster; ++block)
       largest = max_of(largest, Split::template hear<kCluster>(&room.first[thread], block));
     room.exponents[thread] = exponent_of(largest, kGuessTop);
+    if (thread == 0) room.rows = ~0u;
   }
 #pragma unroll 1
   for (bool last = false;; last = true) {
     __syncthreads();
     const typename Split::Seen seen =
-        Split::run(room, share, room.exponents[row], limbs, job.sums != nullptr);
+        Split::run(room, share, room.exponents[row], room.rows >> row & 1 ? limbs : nullptr,
+                   job.sums != nullptr);
     Split::tell(room, seen, job.k);
     if constexpr (kCluster > 1) cluster_sync();
     if (thread < kStrip) {
@@ -270,16 +273,17 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
       const bool lossy = sums[RowSeen::kLossySum] > 0;
       const bool grown = !last && thread < share.rows && outgrown(exponent, told[0], lossy);
       const uint32_t all = __ballot_sync(0xffffffffu, grown);
-      if (thread == 0) room.again = all;
       if (grown) room.exponents[thread] = exponent_of(told[0], kMostTop);
-      if (all == 0 && rank == 0 && thread < share.rows) {
+      if (rank == 0 && thread < share.rows && !grown && room.rows >> thread & 1) {
         job.limbs.scales[first_row + thread] = scale_of(exponent, sums, job.k);
         if (job.sums) job.sums[first_row + thread] = bits_to_float(told[kTold - 1]);
       }
+      __syncwarp();
+      if (thread == 0) room.rows = all;
     }
     if constexpr (kCluster > 1) cluster_sync(Relaxed());  // `told` has been read
     __syncthreads();
-    if (last || room.again == 0) return;
+    if (last || room.rows == 0) return;
     Split::begin(room, share);
   }
 }

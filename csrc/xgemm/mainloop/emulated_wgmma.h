@@ -178,7 +178,7 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
       }
     }
   }
-  if (thread == 0) map.mark(g, z, o.i + group * 64, o.j, T.BN, worst, listed);
+  if (thread == 0) map.mark(g, z, o.i + group * 64, o.j, T.BN, worst, flags & kGivenFlags, listed);
   if (worst >= Fate::recomputed) return;
   if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
     epilogue.store(acc);

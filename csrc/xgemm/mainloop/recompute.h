@@ -22,9 +22,10 @@ constexpr int kUnitRows = 64;  // of D; a unit has 64 or 128 columns
 constexpr uint32_t kMostListed = 16;
 XGEMM_HD uint32_t most_listed(int64_t k) { return k < 64 ? 0 : k <= 4096 ? kMostListed : 4; }
 
-// The map, written by whoever has computed a unit: its Fate and, in the bits from 8 on, how many
-// results are listed.
+// The map, written by whoever has computed a unit: its Fate, kSomeGiven, and in the bits from 8 on
+// how many results are listed.
 struct RecomputeMap {
+  static constexpr uint32_t kSomeGiven = 128;  // some of its rows or columns are given
   uint32_t* fates = nullptr;
   uint16_t* lists = nullptr;  // [unit][kMostListed]: row * columns + column
   uint32_t* worst = nullptr;  // of all units' fates; found zero
@@ -36,14 +37,16 @@ struct RecomputeMap {
   XGEMM_HD uint16_t* list(int64_t z, int64_t i, int64_t j, int columns) const {
     return lists + unit_at(z, i, j, columns) * kMostListed;
   }
-  XGEMM_HD Fate fate(int64_t unit) const { return static_cast<Fate>(fates[unit] & 255u); }
+  XGEMM_HD Fate fate(int64_t unit) const { return static_cast<Fate>(fates[unit] % kSomeGiven); }
+  XGEMM_HD bool some_given(int64_t unit) const { return fates[unit] & kSomeGiven; }
   XGEMM_HD uint32_t listed(int64_t unit) const { return fates[unit] >> 8; }
 
   // By one thread, of the unit at (i, j) of matrix z, if there is one.
   __device__ __forceinline__ void mark(const Gemm& g, int64_t z, int64_t i, int64_t j, int columns,
-                                       Fate fate, uint32_t listed = 0) const {
+                                       Fate fate, bool some_given, uint32_t listed = 0) const {
     if (i >= g.m) return;
-    fates[unit_at(z, i, j, columns)] = static_cast<uint32_t>(fate) | listed << 8;
+    fates[unit_at(z, i, j, columns)] =
+        static_cast<uint32_t>(fate) | (some_given ? kSomeGiven : 0) | listed << 8;
     if (fate != Fate::stands) atomic_max(worst, static_cast<uint32_t>(fate));
   }
 };
@@ -170,11 +173,13 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
     const Fate fate = job.map.fate(unit);
     if (fate != Fate::given && fate != Fate::listed) continue;
     const Gemm g = job.g.at(z);
-    __syncthreads();  // all have stored the unit before
-    shared.given.find(g, job.a.scales + job.a.first_row(z), job.b.scales + job.b.first_row(z), o.i,
-                      o.j);
-    __syncthreads();
-    shared.given.store(g, o.i, o.j);
+    if (job.map.some_given(unit)) {
+      __syncthreads();  // all have stored the unit before
+      shared.given.find(g, job.a.scales + job.a.first_row(z), job.b.scales + job.b.first_row(z),
+                        o.i, o.j);
+      __syncthreads();
+      shared.given.store(g, o.i, o.j);
+    }
     const uint32_t listed = job.map.listed(unit);
 #pragma unroll 1
     for (uint32_t e = 0; e < listed; ++e) {

@@ -18,10 +18,10 @@
 // K.
 //
 // Of elements far smaller than their row's largest, two fp16 limbs cut off the last bits. Whether
-// that matters is asked of the result: what was cut off are roundings, whose sum is known from the
-// norms of the row and the column, and where it may show beside the result's own magnitude, the
-// unit of 64 rows that the result is in is not stored but marked. A launch behind the product makes
-// marked units anew by FP32 operations; mostly there are none, and it ends at once.
+// that matters is asked of the result: what was cut off are roundings, whose sum is bounded by their
+// number and by the norms of the row and the column, and where it may show beside the result's own
+// magnitude, the unit of 64 rows that the result is in is not stored but marked. A launch behind the
+// product makes marked units anew by FP32 operations; mostly there are none, and it ends at once.
 //
 // against: cp_async_pipelined, as it has the same ring of slices, of other elements
 // first: multiply_limbs
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
     else if (scales.all_uncertain() > 0) worst = Fate::recomputed;
   }
   if (threadIdx.x < T.BM / kUnitRows)
-    job.map.mark(g, z, o.i + threadIdx.x * kUnitRows, o.j, T.BN, worst);
+    job.map.mark(g, z, o.i + threadIdx.x * kUnitRows, o.j, T.BN, worst, flags & kGivenFlags);
   if (worst >= Fate::recomputed || ((flags & kGivenFlags) && scales.all_given())) return;
 #pragma unroll
   for (int i = 0; i < T.WM / 16; ++i) epilogue(i).store(sum[i]);
