@@ -16,14 +16,16 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
+import teaching  # noqa: E402
 import words  # noqa: E402
+from markdown_parts import link, stem, table, tflops  # noqa: E402
 
 from benchmarks import records, shapes  # noqa: E402
 from build_tools import library, ptxas, results  # noqa: E402
@@ -49,16 +51,13 @@ ARCH = "sm_90a"
 SIZES = (1024, 2048, 4096, 8192)
 # Of a change of more lines a page shows the function that is to be read first.
 LONGEST = 120
+# A function of more lines is linked to, not shown.
+LISTED = 45
 # Problems that a stage's page shows, at most.
 TELLING = 10
 
 
 # --- what is known of a stage ---------------------------------------------------------------------
-
-
-def stem(stage: Stage) -> str:
-    """``"05_smem_tiled"``."""
-    return Path(stage.file).stem
 
 
 def code_lines(text: str) -> int:
@@ -67,14 +66,14 @@ def code_lines(text: str) -> int:
     return sum(bool(line) and not line.startswith("//") for line in lines)
 
 
-def core(stage: Stage) -> tuple[str, list[str]]:
-    """Give the lines of the function that is to be read first of a stage, and the file it is in.
+def core(stage: Stage) -> tuple[str, int, list[str]]:
+    """Give the function that is to be read first of a stage: its file, first line, and lines.
 
     From the comment before it to its closing brace; no lines where its head comment names none.
     """
     function, header = head(stage).first
     if not function:
-        return "", []
+        return "", 0, []
     file = header or stage.file
     text = headers(stage)[header] if header else source_text(stage)
     definition = re.search(
@@ -85,7 +84,8 @@ def core(stage: Stage) -> tuple[str, list[str]]:
     )
     if definition is None:
         raise LookupError(f"{stage.name}: no function {function} in {file}")
-    return file, definition[0].rstrip("\n").splitlines()
+    first = text.count("\n", 0, definition.start()) + 1
+    return file, first, definition[0].rstrip("\n").splitlines()
 
 
 def fill(paragraph: str, known: dict[str, Any]) -> str:
@@ -156,22 +156,6 @@ def selected() -> dict[str, Any]:
 
 
 # --- Markdown -------------------------------------------------------------------------------------
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Give the lines of a Markdown table; None is an empty cell."""
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return lines + [f"| {' | '.join('' if c is None else str(c) for c in row)} |" for row in rows]
-
-
-def link(stage: Stage) -> str:
-    """Link to a stage's page from another."""
-    return f"[`{stage.name}`]({stem(stage)}.md)"
-
-
-def tflops(value: float) -> str:
-    """One decimal: what a run repeats."""
-    return f"{value:.1f}"
 
 
 def percent(value: float | None) -> str | None:
@@ -308,39 +292,6 @@ def sources_section(stage: Stage, results: dict[str, dict[str, Any]]) -> list[st
     ]
 
 
-def counts_section(stage: Stage, before: Stage | None, known: dict[str, Any]) -> list[str]:
-    """What the kernel asks of the memories, beside the rung before."""
-    rows = []
-    for each in filter(None, (before, stage)):
-        c = known[each.name]
-        rows.append([f"`{each.name}`", *counts.cells(c)])
-    c = known[stage.name]
-    m, n, k = c["shape"]
-    lines = ["## What it asks of the memories", ""]
-    if not c["counted"]:
-        said = (
-            "Not counted: what lies as its slices do comes by TMA, and no thread asks for that."
-            if stage.strict
-            else "Not counted: wgmma reads the limbs, and no thread asks for that."
-            if not stage.tiles[0].by_tma
-            else "Not counted: TMA moves the limbs and wgmma reads them, and no thread asks for "
-            "either. What threads ask for beside them is what the split of the operands needs."
-        )
-        return [*lines, said, ""]
-    lines += table(["", *(heading for heading, _, _ in counts.COLUMNS)], rows)
-    lines += ["", f"Counted over a product of {m} x {n} x {k}, {c['layout']}. {counts.LEGEND}", ""]
-    worse = [line for line in c["lines"] if line["wavefronts"] > line["ideal"]]
-    if worse:
-        lines += ["Where banks conflict:", ""]
-        lines += [
-            f"- `{line['place']}`, {line['kind']}: {line['wavefronts']} wavefronts where "
-            f"{line['ideal']} would do; the worst request meets {line['ways']} words in one bank."
-            for line in worse
-        ]
-        lines.append("")
-    return lines
-
-
 def template_arguments(stage: Stage, kernels: Sequence[dict[str, Any]]) -> list[str]:
     """Name the template arguments of a stage's kernel, in order; a plain one has none."""
     templates = [k["kernel"].partition("<")[0] for k in kernels if "<" in k["kernel"]]
@@ -382,30 +333,43 @@ def registers_lines(stage: Stage, kernels: Sequence[dict[str, Any]]) -> list[str
     return ["", f"Threads have different work.{why}", "", *dict.fromkeys(lines)]
 
 
+def others(shown: dict[str, Any], kernels: Sequence[dict[str, Any]]) -> str:
+    """What a stage's other kernels, of other tiles and layouts, are between."""
+    rest = [k for k in kernels if k is not shown]
+    registers = sorted(k["registers"] for k in rest)
+    occupancy = sorted(k["occupancy"] for k in rest)
+
+    def span(values: Sequence[Any], form: str) -> str:
+        ends = dict.fromkeys(format(v, form) for v in (values[0], values[-1]))
+        return " to ".join(ends)
+
+    many = f"Its {len(rest)} others, for other layouts or tiles, have"
+    return (
+        f"{'Its other kernel has' if len(rest) == 1 else many} {span(registers, 'd')} registers "
+        f"and {span(occupancy, '.0%')} occupancy."
+    )
+
+
 def compile_section(stage: Stage, compiled: dict[str, Any]) -> list[str]:
     """Registers, shared memory, occupancy."""
     lines = ["## What the compiler made of it", ""]
     kernels = compiled.get("stages", {}).get(stage.name)
     if not kernels:
         return [*lines, "`benchmarks/results/compile.json` does not have this stage yet.", ""]
-    # Instances that came out the same share a row.
-    alike: dict[str, list[dict[str, Any]]] = {}
-    for k in kernels:
-        alike.setdefault(repr([value for key, value in k.items() if key != "kernel"]), []).append(k)
-    rows = []
-    for same in alike.values():
-        k = same[0]
-        tile = stage.tiles[k["tile"]]
-        rows.append([
-            ", ".join(f"`{each['kernel']}`" for each in same),
-            f"{tile.BM} x {tile.BN} x {tile.BK}", f"{tile.TM} x {tile.TN}", k["threads"],
-            k["registers"], f"{k['smem'] / 1024:.1f} KiB", k["local"], k["blocks_per_sm"],
-            f"{k['occupancy']:.0%}",
-        ])  # fmt: skip
+    # That of large problems, NN, is shown; what the others differ in is said in a line.
+    shown = next((k for k in kernels if k["tile"] == counts.best_row(stage)), kernels[0])
+    tile = stage.tiles[shown["tile"]]
+    rows = [[
+        f"`{shown['kernel']}`", f"{tile.BM} x {tile.BN} x {tile.BK}", f"{tile.TM} x {tile.TN}",
+        shown["threads"], shown["registers"], f"{shown['smem'] / 1024:.1f} KiB", shown["local"],
+        shown["blocks_per_sm"], f"{shown['occupancy']:.0%}",
+    ]]  # fmt: skip
     head = ("kernel", "block tile", "thread tile", "threads", "registers", "shared memory",
             "local memory, bytes", "blocks an SM", "occupancy")  # fmt: skip
     lines += table(head, rows)
     lines += ["", f"nvcc {compiled['nvcc']}, {compiled['arch']}."]
+    if len(kernels) > 1:
+        lines[-1] += f" {others(shown, kernels)}"
     if names := template_arguments(stage, kernels):
         said = "; ".join(f"`{name}`, {words.ARGUMENTS[name]}" for name in names)
         lines[-1] += f" The arguments in `<>`: {said}."
@@ -439,9 +403,14 @@ def code_section(stage: Stage, before: Stage | None) -> list[str]:
         lines[-1] += f" It is compared with {link(before)}: {why}."
     lines += ["", "What changed, line by line:", "", "```bash",
               f"python -m xgemm_torch ladder --diff {stage.name}", "```"]  # fmt: skip
-    name, function = core(stage)
+    name, first, function = core(stage)
     if len(changes) > LONGEST and function:
-        lines += ["", f"What to read first, in `{name}`:", "", "```cpp", *function, "```"]
+        if len(function) <= LISTED:
+            lines += ["", f"What to read first, in `{name}`:", "", "```cpp", *function, "```"]
+        else:
+            at = f"#L{first}-L{first + len(function) - 1}"
+            lines += ["", f"What to read first, in `{name}`: [`{head(stage).first[0]}`]"
+                      f"(../../csrc/xgemm/{name}{at}), {len(function)} lines."]  # fmt: skip
     return [*lines, ""]
 
 
@@ -495,20 +464,22 @@ def stage_page(stage: Stage, ladder: Sequence[Stage], known: dict[str, Any]) -> 
         "",
         " | ".join(ways),
         "",
-        f"**{stage.idea}**",
-        "",
-        head(stage).idea,
+        *teaching.path_line(stage, ladder),
+        f"**{head(stage).idea}**",
         "",
     ]
     for paragraph in head(stage).lesson:
         lines += [fill(paragraph, known), ""]
+    lines += teaching.snippet_section(stage)
     lines += picture_section(stage, known["anatomy"][stage.name], known["pictures"][stage.name])
-    lines += counts_section(stage, before, known["counts"])
+    lines += teaching.counted_section(stage, before, known)
     lines += compile_section(stage, known["compiled"])
     lines += speed_section(stage, before, known["measured"])
     lines += problems_section(stage, ladder, known)
     lines += sources_section(stage, known["measured"])
     lines += code_section(stage, before)
+    lines += teaching.exercises_section(stage)
+    lines += teaching.next_section(stage, ladder)
     lines += [" | ".join(ways)]
     return "\n".join(lines) + "\n"
 
@@ -533,7 +504,7 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
             at and f"{tflops(at[0])} ({at[1]:.0%})", percent(marks.share(stage.name, 4096)),
         ]  # fmt: skip
         if stage.rung:
-            rungs.append([stage.rung, *cells])
+            rungs.append([teaching.rung_cell(stage), *cells])
         else:
             specialists.append(cells[:-1])
     heads = ("operator", "the one idea", "loads per multiply-add", "shared wavefronts per 1000",
@@ -542,15 +513,22 @@ def index_page(ladder: Sequence[Stage], known: dict[str, Any]) -> str:
         "# The ladder, rung by rung",
         "",
         "Each page is made from its stage: the pictures and the counts from a run of the stage's "
-        "own source on a CPU, the speed from a run on an H200. Read them in order; each says what "
-        "a change of the code did since the rung before, or since the rung that it is best read "
-        "against, named there. `python -m xgemm_torch ladder --diff STAGE` shows that change.",
+        "own source on a CPU, the speed from a run on an H200. Each says what a change of the code "
+        "did since the rung before, or since the rung that it is best read against, named there. "
+        "`python -m xgemm_torch ladder --diff STAGE` shows that change.",
+        "",
+        *teaching.path_section(ladder),
+        "## All rungs",
+        "",
+        "The numbers of those on the path are bold.",
         "",
         *table(("rung", *heads, "mark"), rungs),
         "",
         "Not rungs, but for problems of some shapes, which their pages list:",
         "",
         *table(heads, specialists),
+        "",
+        "## What is counted",
         "",
         counts.LEGEND,
         "",

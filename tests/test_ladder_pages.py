@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import xgemm_torch
-from xgemm_torch.course import stage_code
+from xgemm_torch.course import arithmetic, newcomer, stage_code
+from xgemm_torch.course.exercises.exercise import exercises
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 STAGES = xgemm_torch.stages()
@@ -95,6 +96,162 @@ def test_pages_link_to_their_neighbours(maker, pages):
     for before, after in zip(STAGES, STAGES[1:], strict=False):
         assert f"]({maker.stem(after)}.md)" in pages[maker.PAGES / f"{maker.stem(before)}.md"]
         assert f"]({maker.stem(before)}.md)" in pages[maker.PAGES / f"{maker.stem(after)}.md"]
+
+
+def test_links_to_a_section_find_it(pages):
+    """As GitHub names headings: small letters, no marks but hyphens, blanks as hyphens."""
+    checked = 0
+    for path, text in pages.items():
+        for target, section in re.findall(r"\]\(([^)#:]+\.md)#([^)]+)\)", text):
+            at = path.parent / target
+            there = pages.get(at) or at.read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.*)$", there, re.MULTILINE)
+            names = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert section in names, (path.name, target, section)
+            checked += 1
+    assert checked > 40
+
+
+# --- what a page teaches --------------------------------------------------------------------------
+
+LINES = 150
+
+
+# A new rung needs neither exercises nor formulas of its own.
+OF_TODAY = {*newcomer.READING, *newcomer.MORE_EXERCISES} - {"gemv"}
+
+
+def rungs():
+    return [stage for stage in STAGES if stage.rung]
+
+
+def test_pages_are_short(pages):
+    for page, text in pages.items():
+        assert len(text.splitlines()) <= LINES, page.name
+
+
+def test_words_of_the_path_are_of_stages():
+    assert {stage.name for stage in rungs()} >= OF_TODAY and len(OF_TODAY) >= 22
+
+
+def test_the_path_is_ten_rungs_in_order(maker, pages):
+    names = [stage.name for stage in STAGES if newcomer.step(stage)]
+    assert names == [*newcomer.PATH] and len(names) == 10
+    index = pages[maker.PAGES / "README.md"]
+    for stage in rungs():
+        text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+        step, after = newcomer.step(stage), newcomer.following(stage, STAGES)
+        assert (f"**Step {step} of 10**" in text) == (step > 0)
+        assert (f"| {step} | [{stage.rung} `{stage.name}`]" in index) == (step > 0)
+        assert (f"| **{stage.rung}** | [`{stage.name}`]" in index) == (step > 0)
+        if after:
+            assert newcomer.step(after) and after.rung > stage.rung
+            assert (
+                f"Next on the path: [{after.rung} `{after.name}`]({maker.stem(after)}.md)" in text
+            )
+    assert newcomer.following(STAGES[0], STAGES).name == "coalesced"
+    assert newcomer.following(next(s for s in STAGES if s.name == "wgmma_fp16x3"), STAGES) is None
+
+
+def test_there_is_something_to_do_and_to_read_on_each_rung(maker, pages):
+    known = {each.stem[3:] for each in exercises()}
+    stages = {stage.name for stage in STAGES}
+    for name, more in newcomer.MORE_EXERCISES.items():
+        assert name in stages and set(more) <= known
+    assert set(newcomer.READING) <= stages
+    shown = set()
+    for stage in STAGES:
+        text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+        found = [int(n) for n in re.findall(r"`python -m xgemm_torch exercise (\d+)`", text)]
+        assert found == [each.number for each in newcomer.exercises_of(stage)]
+        if stage.name in OF_TODAY:
+            assert len(found) == newcomer.MOST_EXERCISES == 3, stage.name
+        if newcomer.following(stage, STAGES) or stage.name in newcomer.READING:
+            section = text.partition("## Read next\n\n")[2].partition("\n\n")[0]
+            assert 1 <= len(section.splitlines()) <= 3, stage.name
+        shown |= set(found)
+    assert shown == {each.number for each in exercises()}
+
+
+@pytest.mark.parametrize("stage", rungs(), ids=lambda stage: stage.name)
+def test_what_is_derived_by_hand_is_what_is_counted(maker, known, pages, stage):
+    """For today's rungs; the page of a new one says so where its schedule is another."""
+    told = known["counts"][stage.name]
+    text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+    lines = arithmetic.of(known["anatomy"][stage.name])
+    compared = [line for line in lines if line.key]
+    for line in lines:
+        assert f"- **{line.name}**: `{line.formula}`" in text
+        assert line.numbers in text
+    if stage.name in OF_TODAY and stage.strict and told["counted"]:
+        assert {line.key for line in compared} >= {"loads_per_fma", "sectors", "flop_per_byte"}
+        assert stage.tiles[0].buffers == 0 or any("shared" in line.key for line in compared)
+        for line in compared:
+            assert line.value == pytest.approx(told[line.key], rel=1e-6), line.name
+        assert "asks for more or less" not in text
+
+
+def test_a_ring_by_hand_is_the_shared_memory_of_the_tile(known):
+    checked = 0
+    for stage in rungs():
+        for line in arithmetic.of(known["anatomy"][stage.name]):
+            if line.name == "KiB of slices in the ring":
+                tile = known["anatomy"][stage.name].tile
+                assert 0 <= tile.smem - 1024 * line.value <= 0.05 * tile.smem  # padding
+                checked += 1
+    assert checked >= 5
+
+
+def test_a_schedule_that_is_not_its_tiles_is_said(maker, known):
+    """As of a new stage for which a formula does not hold."""
+    stage = next(s for s in STAGES if s.name == "block_tile_2d")
+    other = dict(known, counts=dict(known["counts"]))
+    other["counts"]["block_tile_2d"] = dict(known["counts"]["block_tile_2d"], loads_per_fma=0.5)
+    text = "\n".join(maker.teaching.counted_section(stage, None, other))
+    assert (
+        "| loads per multiply-add | 0.500 | 0.266, and its schedule asks for more or less |" in text
+    )
+
+
+def test_a_new_rung_needs_no_word_elsewhere(maker, known):
+    old = next(s for s in STAGES if s.name == "warp_tiled")
+    new = replace(old, name="my_stage", rung=40)
+    drawn = replace(known["anatomy"]["warp_tiled"], stage=new)
+    told = {"anatomy": {"my_stage": drawn}, "measured": {},
+            "counts": dict(known["counts"], my_stage=known["counts"]["warp_tiled"])}  # fmt: skip
+    ladder = [*STAGES, new]
+    assert maker.teaching.path_line(new, ladder) == ["Beside [the path](README.md#the-path).", ""]
+    text = "\n".join(maker.teaching.counted_section(new, old, told))
+    assert "| gmem sectors | 2.0 | 2.0 | 2.0 |" in text and "more or less" not in text
+    for section in (maker.teaching.exercises_section(new), maker.teaching.snippet_section(new)):
+        assert section == []
+    assert maker.teaching.next_section(new, ladder) == []
+    assert maker.teaching.rung_cell(new) == "40"
+
+
+def test_a_rung_that_is_measured_above_its_counts_says_why(maker, known, pages):
+    for stage in rungs():
+        told = known["counts"][stage.name]
+        if not (stage.strict and told["counted"] and stage.name in known["measured"]):
+            continue
+        fp32, l1 = arithmetic.cycles(told)
+        most = maker.marks.H200_ROOFS["fp32_tflops"] * min(1.0, fp32 / l1)
+        measured = known["measured"][stage.name]["cases"][4096, "NN"][0]
+        text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+        assert f"{most:.1f} TFLOP/s on an H200" in text and f"{measured:.1f} are measured" in text
+        assert ("joined reads of the source" in text) == (measured > most)
+
+
+def test_early_pages_have_the_idea_in_few_lines(maker, pages):
+    for stage in STAGES:
+        text = pages[maker.PAGES / f"{maker.stem(stage)}.md"]
+        snippet = maker.teaching.listings.snippets().get(stage.name)
+        assert ("## The idea in few lines" in text) == (snippet is not None)
+        if snippet:
+            assert "\n".join(snippet.shown) in text
+            assert text.index("The idea in few lines") < text.index("## The schedule")
+    shown = {s.name for s in STAGES} & set(maker.teaching.listings.snippets())
+    assert shown >= {"naive", "coalesced", "smem_tiled", "block_tile_1d", "block_tile_2d"}
 
 
 def test_the_readme_links_to_the_course():
@@ -243,9 +400,12 @@ def test_a_command_shows_what_changed_and_no_page_does(maker, known, pages):
         assert (command in text) == (before is not None)
         if "What to read first" in text:
             shown.add(stage.name)
-            file, lines = maker.core(stage)
+            file, first, lines = maker.core(stage)
             assert f"What to read first, in `{file}`" in text
             assert lines[-1].strip() == "}"
+            listed = "\n".join(lines) in text
+            assert listed == (len(lines) <= maker.LISTED)
+            assert listed or f"{file}#L{first}-L{first + len(lines) - 1})" in text
             code = re.sub(r"//.*", "", "\n".join(lines))
             assert code.count("{") == code.count("}")
     assert shown == {s.name for s in STAGES if stage_code.head(s).first[0]}

@@ -33,6 +33,8 @@ PAGES = [
     "docs/measurements.md",
     "docs/examples.md",
     "docs/course.md",
+    "docs/chapter-0.md",
+    "docs/ladder/README.md",
     "docs/adding-a-stage.md",
     "docs/glossary.md",
 ]
