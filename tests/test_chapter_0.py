@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import xgemm_torch
+from xgemm_torch.course import anatomy
 from xgemm_torch.course.exercises import measure
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
@@ -132,6 +133,23 @@ def test_occupancy_by_hand_is_that_of_the_record(maker):
     assert len(rows) == len(maker.OCCUPANCY)
     for name, row in zip(maker.OCCUPANCY, rows, strict=True):
         assert f"| **{maker.compiled()[name]['blocks_per_sm']}** |" in row
+
+
+@all_stages
+def test_what_the_prose_says_of_rungs_is_so(maker):
+    """Sectors of rungs 1 and 2; the fastest of the table of occupancy has the fewest threads."""
+    found = {s.name: s for s in STAGES}
+    lanes = {
+        name: maker.arithmetic.lanes(anatomy.of(found[name])) for name in ("naive", "coalesced")
+    }
+    assert lanes["naive"].a == 32 and lanes["coalesced"].b == 4
+    threads = {n: k["blocks_per_sm"] * k["threads"] for n, k in maker.compiled().items()}
+    assert max(threads, key=lambda name: maker.speeds()[name]) == min(threads, key=threads.get)
+    text = PAGE.read_text(encoding="utf-8")
+    assert (
+        "with 32 sectors and with 4 a load" in text
+        and "the fastest of these has the fewest" in text
+    )
 
 
 @all_stages

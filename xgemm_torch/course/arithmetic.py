@@ -152,7 +152,7 @@ class Hand:
             loads, sectors = (
                 "(TM + TN) / (TM * TN)", "1000 * (TM * a + TN * b) / (32 * TM * TN)"
             )  # fmt: skip
-            note = "For each k a thread loads TM + TN elements for TM TN multiply-adds."
+            note = "For each k a thread loads TM + TN elements for TM * TN multiply-adds."
         found = [
             self.line("loads_per_fma", "loads per multiply-add", loads, note),
             self.line("sectors", "gmem sectors", sectors, where),
@@ -202,14 +202,14 @@ class Hand:
             "" if by_tma else "loads_per_fma", "loads per multiply-add",
             fragments if by_tma else f"(BM + BN) / (BM * BN) + {fragments}",
             ("A thread reads" if by_tma else
-            "For each k a block loads BM + BN words from gmem for BM BN multiply-adds, and a "
-            "thread reads") + " TM + TN from its slices for TM TN.",
+            "For each k a block loads BM + BN words from gmem for BM * BN multiply-adds, and a "
+            "thread reads") + " TM + TN from its slices for TM * TN.",
         )  # fmt: skip
         wavefronts = self.line(
             "" if by_tma else "shared_wavefronts" if down else "shared_ideal", "shared wavefronts",
             reads if by_tma else f"{reads} + {stores}",
-            ("A warp's reads for 32 TM TN multiply-adds"
-            + ("." if by_tma else ", and what a block stores for BM BN.") + more),
+            ("A warp's reads for 32 * TM * TN multiply-adds"
+            + ("." if by_tma else ", and what a block stores for BM * BN.") + more),
         )  # fmt: skip
         return [
             loads, wavefronts,

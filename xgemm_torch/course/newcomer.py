@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from ..registry import Stage
 from .exercises.exercise import Exercise, exercises
 
-# Each takes away what held the rung before, by one mechanism that all later ones keep; the other
-# rungs are mistakes, branches and half steps. In the order of the ladder.
+# Each has one mechanism that all later ones keep, or, of smem_conflicted, shows what goes wrong
+# without; the other rungs are mistakes, branches and half steps. In the order of the ladder.
 PATH = {
     "naive": "what a kernel is, and what loads of single elements cost",
     "coalesced": "the same loads with lanes side by side touch fewer sectors",
@@ -26,9 +26,9 @@ PATH = {
     "wgmma_fp16x3": "tensor cores, and FP32's accuracy from 16-bit limbs",
 }
 WHY = (
-    "Ten rungs are enough to understand the last ones. Each of them takes away what held the one "
-    "before by one mechanism, which all later ones keep. The others show a mistake, a branch, or "
-    "half of such a step; come back to them for the exercises."
+    "Ten rungs are enough to understand the last ones. Each adds one mechanism that all later ones "
+    "keep; only the fourth is a mistake, which shows why layouts in shared memory matter. The "
+    "others are more mistakes, branches and half steps; come back to them for their exercises."
 )
 
 # Exercises that no stage of its own has, or that fit a second rung: by rung, names.
