@@ -182,21 +182,26 @@ struct EmulatedEpilogue {
                                                 const uint16_t* column_doubts) const {
     static_assert(4 * kPairs <= 64);
     const Doubt row[2] = {doubt_of(row_doubts[0]), doubt_of(row_doubts[8])};
-    // First the smallest results against the largest threshold that any of them can have.
-    uint32_t norm = 0, weight = 0;
+    // First the smallest results against the largest threshold that any of them can have. Columns
+    // that have no doubt, zeros or given, have no say.
+    uint32_t norm = 0, weight = 0, doubted = 0;
 #pragma unroll 4
     for (int p = 0; p < kPairs; ++p) {
       const uint32_t two = *reinterpret_cast<const uint32_t*>(column_doubts + 8 * p);
 #pragma unroll
-      for (const uint32_t column : {two & 0xffffu, two >> 16}) {
+      for (int c = 0; c < 2; ++c) {
+        const uint32_t column = c ? two >> 16 : two & 0xffffu;
         norm = column % kManyNorms > norm ? column % kManyNorms : norm;
         weight = column > weight ? column : weight;
+        doubted |= static_cast<uint32_t>(column != 0) << (2 * p + c);
       }
     }
     const Doubt most = doubt_of(norm | weight / kManyNorms * kManyNorms);
     float least[2] = {INFINITY, INFINITY};
 #pragma unroll
-    for (int e = 0; e < 4 * kPairs; ++e) least[e / 2 % 2] = fminf(least[e / 2 % 2], fabsf(acc[e]));
+    for (int e = 0; e < 4 * kPairs; ++e)
+      if (doubted >> (e / 4 * 2 + e % 2) & 1)
+        least[e / 2 % 2] = fminf(least[e / 2 % 2], fabsf(acc[e]));
     if (least[0] >= threshold(S, row[0], most) && least[1] >= threshold(S, row[1], most)) return 0;
     uint32_t bits[2] = {};
 #pragma unroll
