@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 import kinds
 import provenance
+import recording
 import records
 import torch
 from torch import Tensor
 
-from xgemm_torch.tools import accuracy, environment, plotting, timing
+from xgemm_torch.tools import accuracy, plotting, timing
 from xgemm_torch.tools.contenders import Problem
 
 if TYPE_CHECKING:
@@ -355,10 +356,7 @@ def run_measure(
     options: argparse.Namespace, problems: Sequence[Problem], names: Sequence[str]
 ) -> bool:
     """Measure on the first GPU into the record that is named; whether all cells are there."""
-    if not torch.cuda.is_available():
-        raise SystemExit("data: measuring needs a GPU")
-    if (reason := environment.strict_reference()) is not None:
-        raise SystemExit(f"data: torch.mm is not the FP32 yardstick here: {reason}")
+    recording.require_yardstick("data")
     path = options.json
     record: dict[str, Any] = {"facts": provenance.facts(), "stage": options.stage, "cells": {}}
     if path.exists():
@@ -403,10 +401,7 @@ def chosen(options: argparse.Namespace) -> tuple[list[Problem], list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, or show what was measured."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--json", type=Path, metavar="JSON", help="measure into this record")
-    where.add_argument("--show", type=Path, metavar="JSON", help="show this record")
+    parser = recording.parser(__doc__)
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the heat map into FILE")
     parser.add_argument("--stage", default="sgemm", help="sgemm, or a stage of the ladder")
     parser.add_argument("--seconds", type=float, default=math.inf, help="measure no longer than")

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xgemm_torch.train.checkpoint import write_atomically
+from xgemm_torch.tools.files import write_atomically
 
 # Of any number; of a float32 at most, which are enough for each.
 DIGITS, MOST_DIGITS = 6, 9
@@ -69,7 +69,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     stored = text(record).encode()
     if path.suffix == ".xz":
         stored = lzma.compress(stored, preset=9 | lzma.PRESET_EXTREME)
-    write_atomically(path, lambda file: file.write(stored))
+    write_atomically(path, lambda file: file.write(stored), who="records")
 
 
 def _packed(record: Mapping[str, Any]) -> dict[str, Any]:

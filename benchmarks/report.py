@@ -36,7 +36,7 @@ from page import choice, figures, num, words  # noqa: E402
 from xgemm_torch.registry import stages  # noqa: E402
 from xgemm_torch.tools import accuracy  # noqa: E402
 from xgemm_torch.tools.contenders import keeps, rows_of  # noqa: E402
-from xgemm_torch.train.checkpoint import write_text  # noqa: E402
+from xgemm_torch.tools.files import write_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PRECISIONS = ("fp32", "ieee")
@@ -850,7 +850,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     past, unread = older() if chosen.git else ([], 0)
     text = build(found, past, unread)
-    write_text(chosen.html, text)
+    write_text(chosen.html, text, who="report")
     print(f"{chosen.html}: {len(found)} records, {len(text.encode()) / 1e3:.0f} kB")
     return 0
 

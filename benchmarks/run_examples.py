@@ -12,7 +12,6 @@ ends after its steps, or where its share of ``--seconds`` is over: ``cut`` says 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import sys
@@ -24,10 +23,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import provenance
+import recording
 import records
 import torch
 
-from xgemm_torch.tools import environment, timing
+from xgemm_torch.tools import timing
 
 if TYPE_CHECKING:
     from xgemm_torch.tools.console import Fitted
@@ -186,24 +186,19 @@ def table(record: dict[str, Any]) -> Fitted:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or show."""
     gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="measure, and write this record")
-    parser.add_argument("--show", type=Path, help="show a record")
+    parser = recording.parser(__doc__)
     parser.add_argument("--examples", nargs="+", choices=PLANS, default=list(PLANS))
     parser.add_argument("--size", choices=("small", "full"), default="full" if gpu else "small")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all six together")
     options = parser.parse_args(arguments)
     from xgemm_torch.tools.console import console
 
-    if (options.json is None) == (options.show is None):
-        parser.error("one of --json and --show")
     if options.show:
         record = records.read(options.show)
     else:
         from tqdm import tqdm
 
-        if (reason := environment.strict_reference()) is not None:
-            raise SystemExit(f"run_examples: torch.mm is not FP32's here: {reason}")
+        recording.require_yardstick("run_examples", gpu=False)
         if gpu:
             timing.heat(2.0)
         record = {"facts": provenance.facts(), "size": options.size, "examples": {}}

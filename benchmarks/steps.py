@@ -12,15 +12,14 @@ losses of the same steps are from stock FP32's. `need` is the time that the prod
 
 from __future__ import annotations
 
-import argparse
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import provenance
+import recording
 import records
 import torch
 from torch import nn
@@ -29,7 +28,7 @@ from torch.utils.flop_counter import flop_registry
 from workloads import WORKLOADS, Workload
 
 import xgemm_torch
-from xgemm_torch.tools import environment, timing
+from xgemm_torch.tools import timing
 
 if TYPE_CHECKING:
     from xgemm_torch.tools.console import Fitted
@@ -234,26 +233,19 @@ def table(record: dict[str, Any]) -> Fitted:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or show."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="measure, and write this record")
-    parser.add_argument("--show", type=Path, help="show a record")
+    parser = recording.parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--compile", action="store_true", help="steps under torch.compile")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of each way")
     options = parser.parse_args(arguments)
     from xgemm_torch.tools.console import console
 
-    if (options.json is None) == (options.show is None):
-        parser.error("one of --json and --show")
     if options.show:
         record = records.read(options.show)
     else:
         from tqdm import tqdm
 
-        if not torch.cuda.is_available():
-            raise SystemExit("steps: measuring needs a GPU")
-        if (reason := environment.strict_reference()) is not None:
-            raise SystemExit(f"steps: torch.mm is not FP32's here: {reason}")
+        recording.require_yardstick("steps")
         timing.heat(2.0)
         record = {"facts": provenance.facts(), "compiled": options.compile, "models": {}}
         for name in tqdm(options.models, unit="model", disable=None):

@@ -26,13 +26,14 @@ from statistics import fmean, median
 from typing import Any
 
 import provenance
+import recording
 import records
 import shapes
 import torch
 from torch import Tensor
 
 import xgemm_torch
-from xgemm_torch.tools import environment, timing, trials
+from xgemm_torch.tools import timing, trials
 from xgemm_torch.tools.contenders import Problem, Row, is_measured, keeps, rows_of
 from xgemm_torch.tools.trials import TORCH_MM
 
@@ -286,10 +287,7 @@ def report(problems: Sequence[Mapping[str, Any]]) -> str:
 
 def run(options: argparse.Namespace, loop: Callable[[Sequence[Problem]], Any]) -> int:
     """Measure into the file; 0 when all is there, 1 for wrong bits, 3 to go on."""
-    if not torch.cuda.is_available():
-        raise SystemExit("survey: needs a GPU")
-    if (reason := environment.strict_reference()) is not None:
-        raise SystemExit(f"survey: torch.mm is not the FP32 yardstick here: {reason}")
+    recording.require_yardstick("survey")
     chip = torch.cuda.get_device_properties(0)
     sm = 10 * chip.major + chip.minor
     able = [s for s in xgemm_torch.stages() if s.cuda and s.min_sm <= sm <= (s.max_sm or sm)]

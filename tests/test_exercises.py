@@ -219,7 +219,8 @@ def test_progress_that_cannot_be_kept_is_said(tmp_path, monkeypatch):
     kept = progress.Progress(tmp_path)
     monkeypatch.setattr(progress.os, "replace", refuse)
     kept.save()
-    assert "not kept: read-only" in kept.trouble
+    words = f"exercise: {tmp_path / progress.FILE} cannot be written: read-only"
+    assert kept.trouble == f"progress is not kept: {words}"
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     kept = progress.Progress(tmp_path / "file" / "folder")

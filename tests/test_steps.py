@@ -80,5 +80,7 @@ def test_shows_a_record(tmp_path, capsys):
     assert steps.main(["--show", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "2.00" in shown and "1.04" in shown
-    with pytest.raises(SystemExit):
-        steps.main([])
+    for wrong in ([], ["--show", str(path), "--json", str(path)]):
+        with pytest.raises(SystemExit):
+            steps.main(wrong)
+        assert "--json" in capsys.readouterr().err

@@ -178,19 +178,6 @@ def test_settings_survive_their_file(tmp_path):
 # Checkpoints
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "state"
-    checkpoint.write_text(path, "old")
-
-    def half(file):
-        file.write(b"ne")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match=f"{path} cannot be written: disk full"):
-        checkpoint.write_atomically(path, half)
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
 def test_a_changed_bit_anywhere_is_found(tmp_path):
     path = tmp_path / "checkpoint.pt"
     state = {"current": {"w": torch.arange(300.0)}, "losses": [1.0, 2.0], "part": "stock"}

@@ -10,8 +10,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from .tools.invocation import called
 
 COMMANDS = {
     "train": ("train.command", "train a small GPT, stock and converted, and compare the two"),
@@ -55,11 +56,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _name() -> str:
-    """Give the command by which this was started."""
-    return "xgemm" if Path(sys.argv[0]).stem == "xgemm" else "python -m xgemm_torch"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 well, 1 a check failed, 2 a wrong argument.
 
@@ -67,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     more: 3, its time was up.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog=_name(), description="FP32 matrix products for PyTorch.")
+    parser = argparse.ArgumentParser(prog=called(), description="FP32 matrix products for PyTorch.")
     parser.add_argument("--version", action=_Version, help="version, torch, GPUs built for")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     modules = {}

@@ -22,7 +22,8 @@ from ..course.exercises.exercise import GIVEN, SOLUTION, find
 from ..course.exercises.program import CannotBuild
 from ..tools import accuracy, plotting
 from ..tools.console import console
-from ..train.checkpoint import write_text
+from ..tools.files import write_text
+from ..tools.invocation import called
 
 # M, N, K of what is counted: half as deep as `counts.SHAPE`, in half the time. Of the rungs only
 # mma_fp16x3 has other counts here, by up to 20%: its limbs are made once for an element.
@@ -161,8 +162,8 @@ def page(stops: list[Stop]) -> str:
         f"<title>xgemm_torch</title><style>{STYLE}</style></head><body>\n"
         "<h1>xgemm_torch on a machine without a GPU</h1>\n"
         + "\n".join(body)
-        + "\n<p>More: <code>python -m xgemm_torch exercise</code> lists the course's exercises; "
-        "<code>python -m xgemm_torch ladder --diff warp_tiled</code> shows what changed from one "
+        + f"\n<p>More: <code>{called('exercise')}</code> lists the course's exercises; "
+        f"<code>{called('ladder --diff warp_tiled')}</code> shows what changed from one "
         "rung to the next.</p>\n</body></html>\n"
     )
 
@@ -175,7 +176,7 @@ def run(folder: Path) -> int:
         "the CPU: counts, errors and a race, some 30 seconds."
     )
     stops = [training(folder), ladder(folder, out), errors(folder, out), exercise(folder, out)]
-    write_text(folder / PAGE, page(stops))
+    write_text(folder / PAGE, page(stops), who="demo")
     for stop in stops:
         if not stop.good:
             out.print(f"[bold red]not as it must be: {stop.title}[/]")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import environment
+from .invocation import called
 
 # Ragged on purpose: no tile divides these, and every edge is met.
 SELF_TEST_SIZES = (37, 29, 19)
@@ -178,7 +179,7 @@ def _tuned_words(tuned: dict[str, Any]) -> str:
     if tuned["error"]:
         return f"no use: {tuned['error']}"
     if not tuned["records"]:
-        return f"nothing yet in {tuned['file']}; python -m xgemm_torch tune M N K"
+        return f"nothing yet in {tuned['file']}; {called('tune M N K')}"
     counts = [f"{count} for GPU {index}" for index, count in enumerate(tuned["for_gpus"])]
     return f"{tuned['file']}: {', '.join([str(tuned['records']) + ' records', *counts])}"
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside, flushed to the disk, renamed over the old one.
+"""Checkpoints: files that are whole or absent, and end in a sum of what is in them.
 
 A checkpoint ends in a SHA-256 of all before it: torch checks no sums, and loads a file whose
 weights a disk has changed as if nothing had happened.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+
+from ..tools.files import write_atomically
 
 FORMAT = 2
 # Before the sum. What reads an archive from its end, as torch does, passes over both.
@@ -44,31 +46,6 @@ class _Summed:
         self.file.flush()
 
 
-def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Let ``write`` fill a new file, then put it in ``path``'s place in one step.
-
-    A process killed at any moment leaves the old file or the new one, never half of one. So does an
-    OSError, as of a full disk, whose message has the path; what was written until then is removed.
-    """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise OSError(f"train: {path} cannot be written: {error.strerror or error}") from error
-    # The rename itself lives in the folder: without this a power cut could take it back.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder; ValueError where one is in it."""
@@ -83,11 +60,6 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_text(path: Path, text: str) -> None:
-    """Put ``text`` into ``path``, whole or not at all."""
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
 def save(path: Path, state: dict[str, Any]) -> None:
     """Put a state of tensors, numbers, text, lists and dicts into ``path``, whole or not at all."""
 
@@ -99,7 +71,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
             raise summed.error or error from None
         file.write(_MARK + summed.sum.digest())
 
-    write_atomically(path, write)
+    write_atomically(path, write, who="train")
 
 
 def _is_summed(file: BinaryIO) -> bool:

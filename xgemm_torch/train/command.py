@@ -10,6 +10,7 @@ import torch
 from .. import registry
 from ..tools import plotting
 from ..tools.console import console
+from ..tools.invocation import called
 from . import checkpoint
 from . import config as configs
 from .job import Interrupted, Job
@@ -51,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     kernels = parser.add_argument_group("how the converted run multiplies")
     kernels.add_argument(
         "--kernel", choices=["auto", *stages], metavar="STAGE",
-        help="auto, or a stage's name as in python -m xgemm_torch ladder (default: auto)",
+        help=f"auto, or a stage's name as in {called('ladder')} (default: auto)",
     )  # fmt: skip
     kernels.add_argument("--precision", choices=("fp32", "ieee"), help="default: fp32")
     kernels.add_argument(
@@ -139,6 +140,7 @@ def run(options: argparse.Namespace) -> int:
     if every < 1:
         raise ValueError(f"train: checkpoint-every must be at least 1, got {every}")
     job = Job(config, folder, checkpoint_every=every, plot=not options.no_plot, console=out)
+    go_on = called(options.command, "--resume --out", folder)
     with checkpoint.alone_in(folder):
         if options.resume:
             job.resume()
@@ -147,14 +149,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             summary = job.run()
         except Interrupted as reason:
-            out.print(
-                f"{reason}; nothing is lost: python -m xgemm_torch {options.command} --resume "
-                f"--out {folder}"
-            )
+            out.print(f"{reason}; nothing is lost: {go_on}")
             return 130
         except OSError as error:  # as of a full disk
-            raise OSError(
-                f"{error}; what was saved before is as it was: "
-                f"python -m xgemm_torch train --resume --out {folder}"
-            ) from error
+            raise OSError(f"{error}; what was saved before is as it was: {go_on}") from error
     return 0 if summary["check"]["equal"] else 1

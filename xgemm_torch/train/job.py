@@ -23,6 +23,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..tools import environment
+from ..tools.files import write_text
 from . import checkpoint, measure, report
 from .config import RUNS, Config
 from .data import Corpus, load
@@ -57,6 +58,9 @@ class Job:
     def _checkpoint(self) -> Path:
         return self.folder / "checkpoint.pt"
 
+    def _write(self, name: str, text: str) -> None:
+        write_text(self.folder / name, text, who="train")
+
     def start(self) -> None:
         """Make the run directory; FileExistsError when it holds a run already."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -68,11 +72,11 @@ class Job:
             )
         lines = [f"train {name}" for name in self.corpus.files]
         lines += [f"validation {name}" for name in self.corpus.validation_files]
-        checkpoint.write_text(self.folder / "files.txt", "\n".join(lines) + "\n")
+        self._write("files.txt", "\n".join(lines) + "\n")
         self.state["fingerprint"] = self.corpus.fingerprint
         self.state["environment"] = environment.summary(self.config.device)
         # The settings come last: a folder that has them is a run that can be resumed.
-        checkpoint.write_text(path, self.config.to_json())
+        self._write(path.name, self.config.to_json())
 
     def resume(self) -> None:
         """Take up what the run directory holds; ValueError when the text is not the same."""
@@ -225,10 +229,8 @@ class Job:
         }
         report.complete(summary)
         path = self.folder / "summary.json"
-        checkpoint.write_text(path, json.dumps(summary, indent=2) + "\n")
-        checkpoint.write_text(
-            self.folder / "sample.txt", summary["runs"]["converted"]["sample"] + "\n"
-        )
+        self._write(path.name, json.dumps(summary, indent=2) + "\n")
+        self._write("sample.txt", summary["runs"]["converted"]["sample"] + "\n")
         picture = None
         if self.plot:
             from ..tools import plotting

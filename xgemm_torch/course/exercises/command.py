@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from ...tools.invocation import called
 from . import check, truth
 from .exercise import KINDS, SOLUTION, Exercise, exercises, find
 from .progress import Progress, State
@@ -60,10 +61,8 @@ def _folder() -> Path:
     return Path() if Path.cwd().name == FOLDER.name and not FOLDER.is_dir() else FOLDER
 
 
-def _called() -> str:
-    """The command by which this was started."""
-    name = "xgemm" if Path(sys.argv[0]).stem == "xgemm" else "python -m xgemm_torch"
-    return f"{name} exercise"
+def _called(*words: object) -> str:
+    return called("exercise", *words)
 
 
 def _print(text: str, indent: str = "") -> None:
@@ -117,7 +116,7 @@ def _list(progress: Progress) -> int:
             table.add_row(*row)
         console().print(table)
     solved = sum(progress.of(e.stem).solved for e in exercises())
-    print(f"\n{solved} of {len(rows)} solved. Begin one: {_called()} 1")
+    print(f"\n{solved} of {len(rows)} solved. Begin one: {_called(1)}")
     return 0
 
 
@@ -136,7 +135,7 @@ def _hand_out(chosen: Exercise, path: Path, progress: Progress, *, force: bool) 
     for question in chosen.questions:
         print()
         _print(f"{question.name}: {question.ask}")
-    print(f"\nThen: {_called()} {chosen.number} --check    Stuck: --hint")
+    print(f"\nThen: {_called(chosen.number)} --check    Stuck: --hint")
     return 0
 
 
@@ -145,7 +144,7 @@ def _check(
 ) -> int:
     if not path.exists() and answers is None:
         raise ValueError(
-            f"exercise: there is no {path}; {_called()} {chosen.number} makes it, --dir says "
+            f"exercise: there is no {path}; {_called(chosen.number)} makes it, --dir says "
             "where yours are"
         )
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
@@ -176,7 +175,8 @@ def _check(
             print(f"The stage of the ladder that does this is {chosen.stage}.")
         later = [e.number for e in exercises() if not progress.of(e.stem).solved]
         if later:
-            print(f"Next: {_called()} {min(later, key=lambda n: (n < chosen.number, n))}")
+            following = min(later, key=lambda n: (n < chosen.number, n))
+            print(f"Next: {_called(following)}")
     else:
         kind = "" if verdict.what.startswith(verdict.kind) else f"{verdict.kind}: "
         _print(f"  WRONG  {kind}{verdict.what}", " " * 9)
@@ -187,7 +187,7 @@ def _check(
             _print(verdict.why)
         if verdict.warning:
             _print(f"The compiler warns: {verdict.warning}")
-        print(f"\nA hint: {_called()} {chosen.number} --hint")
+        print(f"\nA hint: {_called(chosen.number)} --hint")
     _save(progress)
     return 0 if verdict.good else 1
 
@@ -195,7 +195,7 @@ def _check(
 def _check_all(folder: Path, progress: Progress) -> int:
     there = [each for each in exercises() if (folder / each.file_name).exists()]
     if not there:
-        raise ValueError(f"exercise: {folder} has no exercise's file; {_called()} 1 makes one")
+        raise ValueError(f"exercise: {folder} has no exercise's file; {_called(1)} makes one")
     failed = 0
     for each in there:
         print(f"{each.number:02d}. {each.title}")
@@ -210,7 +210,7 @@ def _hint(chosen: Exercise, progress: Progress) -> int:
     for number, hint in enumerate(chosen.hints[: state.hints], 1):
         _print(f"hint {number} of {len(chosen.hints)}: {hint}")
     if state.hints == len(chosen.hints):
-        print(f"There is no further one; the solution: {_called()} {chosen.number} --solution")
+        print(f"There is no further one; the solution: {_called(chosen.number)} --solution")
     _save(progress)
     return 0
 
@@ -219,7 +219,7 @@ def _solution(chosen: Exercise, progress: Progress, *, yes: bool) -> int:
     state = progress.of(chosen.stem)
     if not (yes or state.solved or state.failed):
         raise ValueError(
-            f"exercise: nothing was tried yet: {_called()} {chosen.number} --check first, or "
+            f"exercise: nothing was tried yet: {_called(chosen.number)} --check first, or "
             "--solution --yes"
         )
     for question in chosen.questions:

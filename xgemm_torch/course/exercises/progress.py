@@ -11,6 +11,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ...tools.files import write_text
+
 FILE = "progress.json"
 
 
@@ -65,14 +67,13 @@ class Progress:
     def save(self) -> None:
         """Write the file, whole or not at all."""
         told = {"exercises": {name: asdict(state) for name, state in sorted(self._states.items())}}
-        beside = self.path.with_name(f".{FILE}.{os.getpid()}")
+        text = json.dumps(told, indent=1) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-            os.replace(beside, self.path)
+            # Two checks may end at a time.
+            write_text(self.path, text, who="exercise", suffix=f".{os.getpid()}")
         except OSError as error:
             self.trouble = f"progress is not kept: {error}"
-            beside.unlink(missing_ok=True) if os.access(self.path.parent, os.W_OK) else None
 
 
 def _checked(state: State) -> State:
