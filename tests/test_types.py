@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import get_args
+from types import ModuleType
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -59,6 +61,39 @@ def test_names_are_those_of_the_types():
     assert get_args(types.Autocast) == stock.AUTOCASTS
     assert get_args(types.Order) == simt.ORDERS
     assert set(get_args(types.Layout)) == set(timing.LAYOUTS)
+
+
+def public():
+    """Every public function, class and method, by name."""
+    for name in xgemm_torch.__all__:
+        value = getattr(xgemm_torch, name)
+        inside = {name: value}
+        if isinstance(value, ModuleType):
+            inside = {
+                f"{name}.{key}": x
+                for key, x in vars(value).items()
+                if getattr(x, "__module__", None) == value.__name__ and not key.startswith("_")
+            }
+        for key, x in inside.items():
+            yield key, x
+            if inspect.isclass(x):
+                for method, f in vars(x).items():
+                    f = getattr(f, "fget", None) or getattr(f, "__func__", f)
+                    if inspect.isfunction(f):
+                        yield f"{key}.{method}", f
+
+
+@pytest.mark.parametrize(("name", "value"), [pytest.param(*x, id=x[0]) for x in public()])
+def test_annotations_can_be_evaluated(name, value):
+    """As dataclass libraries, documentation and argument checkers do."""
+    hints = get_type_hints(value)
+    if inspect.isfunction(value):
+        named = {
+            key
+            for key, p in inspect.signature(value).parameters.items()
+            if p.annotation is not inspect.Parameter.empty
+        }
+        assert named <= set(hints)
 
 
 def test_users_have_the_types():

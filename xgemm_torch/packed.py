@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import _checks
+from . import _checks, ops
 from . import functional as F
 from .functional import addmm, linear, matmul, mm
 from .ops import KERNELS, SGEMM, sgemm, sgemm_packed, transforming
@@ -123,6 +123,12 @@ class PackedWeight:
                 f"xgemm_torch's {', '.join(f.__name__ for f in _PRODUCTS)} do"
             )
         return product(*args, **(kwargs or {}))
+
+
+# Their annotations have the name, and they are imported before there is such a class;
+# typing.get_type_hints looks for it there.
+for _module in (ops, F):
+    setattr(_module, PackedWeight.__name__, PackedWeight)
 
 
 def prepack(weight: Tensor, *, trans_b: bool = True, kernel: str = "auto") -> PackedWeight:
