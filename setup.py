@@ -8,6 +8,8 @@ XGEMM_CUDA             ``auto``: CUDA kernels where nvcc is found, whether or no
                        and whatever build of torch; ``1``: an error without nvcc; ``0``: none
 XGEMM_STAGES           a comma list of stages to build, by number or name; all by default
 TORCH_CUDA_ARCH_LIST   GPUs to compile for; ``8.0 9.0a 9.0+PTX`` by default
+XGEMM_LINE_INFO        ``1``: kernels with line numbers, by which Nsight Compute shows a source
+                       and compute-sanitizer names a line; the library grows by half
 CUDA_HOME, CUDA_PATH   the CUDA toolkit; by default that of the nvcc on the PATH, else
                        /usr/local/cuda*, else NVIDIA's wheels in this Python
 CXX                    g++ 11 or newer

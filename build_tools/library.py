@@ -43,12 +43,15 @@ CPP = f"-std=c++20 -O2 -fPIC -fvisibility=hidden -Icsrc {WARNINGS}"
 HOST_KERNEL = "-x c++ -g1 -ffp-contract=off -fno-strict-aliasing -DXGEMM_FLAVOUR=host"
 WATCHED = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 CUDA_KERNEL = (
-    "-std=c++20 --expt-relaxed-constexpr -O3 -lineinfo -Xptxas=-v,-warn-spills "
+    "-std=c++20 --expt-relaxed-constexpr -O3 -Xptxas=-v,-warn-spills "
     "-DXGEMM_FLAVOUR=cuda -Xcompiler -fPIC,-fvisibility=hidden -Icsrc"
 )
 # Device code is 8 MB in place of 68 so (sm_90a). Drivers can undo it from 12.4 on; those that a
 # toolkit from 13.0 on works with all can.
 COMPRESS = " --compress-mode=size"
+# Most of a compressed kernel would be its line table, which changes no instruction and which nobody
+# but a profiler or compute-sanitizer reads.
+LINE_INFO = " -lineinfo"
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
     nvcc = f"{shlex.quote(str(plan.toolkit.nvcc))} -ccbin {shlex.quote(plan.compiler.path)}"
     file.rule("nvcc", nvcc_rule(nvcc), "cuda $in", depfile=True)
     compress = COMPRESS if float(plan.toolkit.version) >= 13 else ""
+    line_info = LINE_INFO if plan.settings.line_info else ""
     units = [(stage.path, plan.cuda_archs(stage)) for stage in plan.sources.stages]
     units += [(source, plan.archs) for source in plan.sources.cuda]
     for source, targets in units:
@@ -180,7 +184,7 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
             continue
         out, log = obj / f"{source.stem}.o", obj / f"{source.stem}.ptxas.txt"
         gencode = " ".join(arch.gencode for arch in targets)
-        flags = f"{CUDA_KERNEL}{compress} {gencode}"
+        flags = f"{CUDA_KERNEL}{line_info}{compress} {gencode}"
         file.build("nvcc", out, [source], also_makes=[log], flags=flags, log=str(log))
         plan.objects.append(out)
 

@@ -24,16 +24,18 @@ class Settings:
         stages: The stages to build, by number or name; empty for all of them.
         archs: ``TORCH_CUDA_ARCH_LIST``, or an empty string for the default list.
         jobs: Compilers to run at once.
+        line_info: Whether machine code names the lines of its source, for profilers.
     """
 
     cuda: str = "auto"
     stages: tuple[str, ...] = ()
     archs: str = ""
     jobs: int = 1
+    line_info: bool = False
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Reads XGEMM_CUDA, XGEMM_STAGES, TORCH_CUDA_ARCH_LIST and MAX_JOBS.
+    """Reads XGEMM_CUDA, XGEMM_STAGES, XGEMM_LINE_INFO, TORCH_CUDA_ARCH_LIST and MAX_JOBS.
 
     Raises:
         BuildError: A variable has a value that it cannot have.
@@ -41,11 +43,15 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
     cuda = environ.get("XGEMM_CUDA", "").strip() or "auto"
     if cuda not in ("auto", "0", "1"):
         raise BuildError(f"XGEMM_CUDA is {cuda!r}; it can be auto, 0 or 1")
+    line_info = environ.get("XGEMM_LINE_INFO", "").strip() or "0"
+    if line_info not in ("0", "1"):
+        raise BuildError(f"XGEMM_LINE_INFO is {line_info!r}; it can be 0 or 1")
     jobs = environ.get("MAX_JOBS", "").strip() or str(default_jobs())
     if not jobs.isdigit() or int(jobs) == 0:
         raise BuildError(f"MAX_JOBS is {jobs!r}; it must be a positive whole number")
     stages = environ.get("XGEMM_STAGES", "").replace(",", " ").split()
-    return Settings(cuda, tuple(stages), environ.get("TORCH_CUDA_ARCH_LIST", "").strip(), int(jobs))
+    archs = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    return Settings(cuda, tuple(stages), archs, int(jobs), line_info == "1")
 
 
 def require_python_headers(folder: str = sysconfig.get_paths()["include"]) -> None:

@@ -27,7 +27,7 @@ def codes(targets):
 
 
 def test_settings_defaults():
-    assert settings.read({}) == Settings("auto", (), "", settings.default_jobs())
+    assert settings.read({}) == Settings("auto", (), "", settings.default_jobs(), False)
     assert settings.default_jobs() >= 1
 
 
@@ -36,14 +36,21 @@ def test_settings_are_read():
         "XGEMM_CUDA": "0",
         "XGEMM_STAGES": "5, naive",
         "TORCH_CUDA_ARCH_LIST": " 8.0 ",
+        "XGEMM_LINE_INFO": "1",
         "MAX_JOBS": "3",
     }
-    assert settings.read(asked) == Settings("0", ("5", "naive"), "8.0", 3)
+    assert settings.read(asked) == Settings("0", ("5", "naive"), "8.0", 3, True)
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("XGEMM_CUDA", "yes"), ("MAX_JOBS", "0"), ("MAX_JOBS", "-1"), ("MAX_JOBS", "many")],
+    [
+        ("XGEMM_CUDA", "yes"),
+        ("XGEMM_LINE_INFO", "no"),
+        ("MAX_JOBS", "0"),
+        ("MAX_JOBS", "-1"),
+        ("MAX_JOBS", "many"),
+    ],
 )
 def test_settings_that_cannot_be(variable, value):
     with pytest.raises(BuildError, match=f"{variable} is '{value}'"):
@@ -372,6 +379,18 @@ def test_the_flags_are_part_of_what_is_built(tree):
     tree.plan = tree.make(archs="9.0a")
     # The stage for Hopper is compiled as before.
     assert tree.pending() == ["cuda/01_any.o"]
+    tree.plan = before
+    library.write(before)
+
+
+@cuda_only
+def test_line_numbers_are_built_where_they_are_asked_for(tree):
+    settle(tree)
+    before = tree.plan
+    assert "-lineinfo" not in (tree.root / before.ninja_file).read_text()
+    tree.plan = tree.make(line_info=True)
+    assert tree.pending() == ["cuda/01_any.o", "cuda/02_hopper.o"]
+    assert (tree.root / tree.plan.ninja_file).read_text().count(" -lineinfo ") == 2
     tree.plan = before
     library.write(before)
 
