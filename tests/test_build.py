@@ -27,7 +27,7 @@ def codes(targets):
 
 
 def test_settings_defaults():
-    assert settings.read({}) == Settings("auto", (), "", settings.default_jobs(), False)
+    assert settings.read({}) == Settings("auto", (), "", settings.default_jobs(), False, "")
     assert settings.default_jobs() >= 1
 
 
@@ -37,9 +37,10 @@ def test_settings_are_read():
         "XGEMM_STAGES": "5, naive",
         "TORCH_CUDA_ARCH_LIST": " 8.0 ",
         "XGEMM_LINE_INFO": "1",
+        "XGEMM_GLIBC": "2.28",
         "MAX_JOBS": "3",
     }
-    assert settings.read(asked) == Settings("0", ("5", "naive"), "8.0", 3, True)
+    assert settings.read(asked) == Settings("0", ("5", "naive"), "8.0", 3, True, "2.28")
 
 
 @pytest.mark.parametrize(
