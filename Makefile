@@ -7,6 +7,7 @@
 #   make build     environment, build
 #   make lint      ruff and clang-format; make format changes the files
 #   make native    the kernels as C++ programs: plain, ASan + UBSan, TSan
+#   make docs      README.md and docs/ as a site, site/index.html
 #   make wheel     a wheel in dist/ that pip installs without a compiler
 #   make nvcc      finds nvcc, or installs it from PyPI into the environment
 #   make clean     removes what was built; make distclean the environment too
@@ -39,7 +40,7 @@ endif
 
 CXX_FILES = $(shell find csrc tests/native xgemm_torch -name "*.h" -o -name "*.cpp" -o -name "*.cu")
 
-.PHONY: demo test bench build env lint format native wheel nvcc clean distclean help
+.PHONY: demo test bench build env lint format native docs wheel nvcc clean distclean help
 .DEFAULT_GOAL = build
 
 demo:
@@ -72,6 +73,10 @@ native:
 	$(environment)
 	@$(PY) -m build_tools native $(ARGS)
 
+docs:
+	$(environment) docs --no-nvcc
+	@$(PY) -m build_tools docs $(ARGS)
+
 wheel:
 	$(environment) test wheel
 	@$(PY) -m build_tools wheel $(ARGS)
@@ -91,7 +96,7 @@ format:
 	$(CLANG_FORMAT) -i $(CXX_FILES)
 
 clean:
-	rm -rf build dist *.egg-info xgemm_torch/_C*.so .pytest_cache .ruff_cache .mypy_cache
+	rm -rf build dist site *.egg-info xgemm_torch/_C*.so .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -not -path "./.venv*" -prune -exec rm -rf {} +
 
 distclean: clean

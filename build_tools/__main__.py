@@ -1,4 +1,4 @@
-"""The Makefile's commands: ``python -m build_tools env | nvcc | native | sass | wheel``."""
+"""The Makefile's commands: ``python -m build_tools env | nvcc | native | sass | wheel | docs``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import cuda_toolkit, environment, library, native, sass, settings, wheel
+from . import cuda_toolkit, environment, library, native, sass, settings, site, wheel
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     env = commands.add_parser("env", help="make or complete a virtual environment")
     env.add_argument("venv", type=Path)
-    env.add_argument("extras", nargs="*", help="test, lint, cli, wheel")
+    env.add_argument("extras", nargs="*", help="test, lint, cli, wheel, docs")
     env.add_argument("--torch", default="", help="what to ask pip for; default $TORCH, or a choice")
     env.add_argument("--no-nvcc", action="store_true", help="do not look for nvcc")
     commands.add_parser("nvcc", help="find nvcc, or install it from PyPI into this Python")
@@ -26,6 +26,8 @@ def main() -> int:
     loops.add_argument("--json", action="store_true")
     package = commands.add_parser("wheel", help="build, tag and check a wheel")
     package.add_argument("out", type=Path, nargs="?", default=Path("dist"))
+    pages = commands.add_parser("docs", help="the pages as a site")
+    pages.add_argument("out", type=Path, nargs="?", default=Path("site"))
     arguments = parser.parse_args()
     try:
         if arguments.command == "env":
@@ -38,6 +40,9 @@ def main() -> int:
         elif arguments.command == "wheel":
             made = wheel.make(arguments.out)
             print(f"{made}: {made.stat().st_size / 1e6:.1f} MB")
+        elif arguments.command == "docs":
+            count = site.build(arguments.out)
+            print(f"{arguments.out / 'index.html'}: {count} pages")
         else:
             return run_native(arguments.names)
     except settings.BuildError as error:

@@ -478,7 +478,7 @@ def test_torch_can_be_chosen():
     assert environment.default_torch({}) in (environment.CPU_TORCH, environment.GPU_TORCH)
 
 
-@pytest.mark.parametrize("extra", ["test", "lint", "cli", "wheel"])
+@pytest.mark.parametrize("extra", ["test", "lint", "cli", "wheel", "docs"])
 def test_extras_are_read(extra):
     assert environment.extra_packages(Path(sys.executable), extra)
 
