@@ -36,6 +36,9 @@ from .sources import Sources
 
 BUILD_DIR = Path("build", "xgemm")
 
+# Its initializer finds all stages registered: those of the objects before it have run.
+LAST = "loaded"
+
 WARNINGS = "-Wall -Wextra -Wno-unknown-pragmas -Wno-missing-field-initializers"
 CPP = f"-std=c++20 -O2 -fPIC -fvisibility=hidden -Icsrc {WARNINGS}"
 # Every kernel is a chain of fmaf calls: nothing may be contracted beyond them, and hardware FMA
@@ -153,6 +156,7 @@ def write(plan: Plan) -> None:
         plan.objects.append(out)
     if plan.toolkit:
         _write_cuda(plan, file, obj / "cuda")
+    plan.objects.sort(key=lambda out: out.stem == LAST)
 
     file.phony("library", plan.objects)
     native.write(plan, file, cpp, HOST_KERNEL, host_kernels)

@@ -28,7 +28,7 @@ binutils = pytest.mark.skipif(
 # The shim of LibTorch's stable ABI, Python's limited API, and the libraries of every Linux.
 ALLOWED = re.compile(
     r"aoti_torch_\w+|torch_\w+"
-    r"|_?Py[A-Z]\w*"
+    r"|_?Py_?[A-Z]\w*"
     r"|_Z(?:NK?[RO]?St|TVN10__cxxabiv|TI|TV|TH|Tv|S)\w*|_Zd[la]\w*|_Zn[wa]\w*"
     r"|__cxa_\w+|__gxx_\w+|_Unwind_\w+|_ITM_\w+|__gmon_start__|__tls_get_addr"
 )
@@ -71,6 +71,13 @@ def test_symbols_of_libtorch_cuda_are_weak():
     shims = [(kind, name) for kind, name in shims if name != "aoti_torch_device_type_cuda"]
     assert [name for kind, name in shims if kind != "w"] == []
     assert bool(shims) == json.loads(xgemm_torch._C.build_info())["cuda"]
+
+
+@binutils
+def test_symbols_of_python_are_weak():
+    """A program without Python loads the library; csrc/torch/module.cpp lists them."""
+    kinds = {name: kind for kind, name, _ in undefined() if re.match("_?Py", name)}
+    assert kinds and {name for name, kind in kinds.items() if kind != "w"} == set()
 
 
 @binutils

@@ -38,8 +38,13 @@ def _register() -> bool:
         from torch._inductor.lowering import fallback_handler, register_lowering
 
         sgemm = torch.ops.xgemm.sgemm.default
-        lowering = _lowering(fallback_handler(sgemm, add_to_fallback_set=False))
-        register_lowering(sgemm, type_promotion_kind=None)(lowering)
+
+        def as_returned(*operands: Any, kernel: str = "auto", **flags: Any) -> Any:
+            # By the stage's own operator: what Inductor calls has an argument `kernel` itself.
+            op = sgemm if kernel == "auto" else getattr(torch.ops.xgemm, kernel).default
+            return fallback_handler(op, add_to_fallback_set=False)(*operands, **flags)
+
+        register_lowering(sgemm, type_promotion_kind=None)(_lowering(as_returned))
     except (ImportError, AttributeError, TypeError) as error:
         warnings.warn(
             f"torch {torch.__version__}: products keep memory of their own under torch.compile, "

@@ -1,9 +1,10 @@
 """The operators ``torch.ops.xgemm.*`` and the function ``sgemm``.
 
-Here are the operators' schemas, fakes, autograd, autocast and vmap. There is one operator for each
-stage of the ladder and ``sgemm``, which picks one; all have the same schema. The schemas are
-defined here and the CPU and CUDA kernels registered by C++, so that tags work on every supported
-torch. The gradients of a product are two products with other transpose flags: no copies, and the
+Here are the operators' fakes, autograd, autocast and vmap. There is one operator for each stage of
+the ladder and ``sgemm``, which picks one; all have the same schema. Schemas and the CPU and CUDA
+kernels are C++'s, which registers them when the library is loaded: a program without Python has the
+operators by that alone. Before 2.12 torch's stable ABI has no tags, and the schemas are defined
+here. The gradients of a product are two products with other transpose flags: no copies, and the
 same operator, kernel and precision as the forward product.
 
 Which way a call goes:
@@ -25,6 +26,7 @@ writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,12 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = ["sgemm"]
 
-_ARGUMENTS = (
-    "Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, "
-    'bool trans_a=False, bool trans_b=False, str precision="fp32", str kernel="auto", '
-    'str activation="none", Tensor? packed=None'
-)
-
 NAMES: tuple[str, ...] = ("sgemm", *(stage.name for stage in stages()))
 """The operators: ``sgemm`` and one a stage."""
 
@@ -68,27 +64,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """ATen's functions, where an activation is not part of the product."""
 
-_LIB = torch.library.Library("xgemm", "DEF")
-
-# The kernels take any strides, so Inductor need not copy an operand to give it certain ones.
-for _name in NAMES:
-    _LIB.define(
-        f"{_name}({_ARGUMENTS}) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-    )
-_LIB.define(
-    f"sgemm.out({_ARGUMENTS}, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.pt2_compliant_tag,)
-)
-_LIB.define(
-    "sgemm_row_sums(Tensor a, Tensor b, *, float alpha=1.0, bool trans_a=False, "
-    'bool trans_b=False, str precision="fp32", str kernel="auto") -> (Tensor, Tensor)',
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-)
-_LIB.define(
-    'prepack(Tensor b, *, bool trans_b=False, str kernel="auto") -> Tensor',
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_C.register_kernels()
+_DECLARED = json.loads(_C.operators())
+_LIB = torch.library.Library("xgemm", "FRAGMENT" if _DECLARED["defined"] else "DEF")
+if not _DECLARED["defined"]:
+    for _schema, _flexible in _DECLARED["operators"]:
+        _tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+        _LIB.define(_schema, tags=_tags if _flexible else _tags[:1])
+    _C.register_kernels()
 
 
 def _define_left_out(name: str) -> None:
@@ -97,7 +79,7 @@ def _define_left_out(name: str) -> None:
     def raises(*args: Any, **flags: Any) -> Tensor:
         raise RuntimeError(_checks.left_out_words(name, name))
 
-    _LIB.define(f"{name}({_ARGUMENTS}) -> Tensor")
+    _LIB.define(_DECLARED["operators"][0][0].replace("sgemm", name, 1))  # as sgemm's
     _LIB.impl(name, raises, "CompositeImplicitAutograd")
 
 

@@ -3,6 +3,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstdio>
 #include <cstring>
 #include <sstream>
 #include <stdexcept>
@@ -23,6 +24,29 @@
 #define XGEMM_BUILD_ARCHS ""
 #define XGEMM_BUILD_COMPILER ""
 #endif
+
+// A program without Python loads the library for its operators: all of Python's is weak.
+#pragma weak PyArg_ParseTuple
+#pragma weak _PyArg_ParseTuple_SizeT
+#pragma weak PyBytes_FromStringAndSize
+#pragma weak PyErr_Format
+#pragma weak PyErr_SetString
+#pragma weak PyErr_WarnEx
+#pragma weak PyErr_WriteUnraisable
+#pragma weak PyExc_ImportError
+#pragma weak PyExc_RuntimeError
+#pragma weak PyExc_UserWarning
+#pragma weak PyExc_ValueError
+#pragma weak PyGILState_Ensure
+#pragma weak PyGILState_Release
+#pragma weak PyLong_FromLongLong
+#pragma weak PyLong_FromSize_t
+#pragma weak PyLong_FromUnsignedLongLong
+#pragma weak PyModule_Create2
+#pragma weak PyTuple_New
+#pragma weak PyTuple_SetItem
+#pragma weak PyUnicode_FromString
+#pragma weak Py_IsInitialized
 
 namespace xgemm {
 namespace {
@@ -279,6 +303,16 @@ PyObject* py_simt_probes(PyObject*, PyObject*) {
   });
 }
 
+PyObject* py_operators(PyObject*, PyObject*) {
+  return text([] {
+    std::vector<std::string> rows;
+    for (const Operator& o : operators())
+      rows.push_back("[" + quoted(o.schema) + "," + (o.flexible_layout ? "true" : "false") + "]");
+    return std::string("{\"defined\":") + (operators_defined() ? "true" : "false") +
+           ",\"operators\":" + list(rows) + "}";
+  });
+}
+
 PyObject* py_register_kernels(PyObject*, PyObject*) {
   return text([] {
     register_kernels();
@@ -513,6 +547,9 @@ PyMethodDef methods[] = {
     {"stages", py_stages, METH_NOARGS, "The registry, as JSON."},
     {"stage_faults", py_stage_faults, METH_NOARGS, "Stages that were left out, and why, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
+    {"operators", py_operators, METH_NOARGS,
+     "Schemas of torch.ops.xgemm.*, each with whether its layouts are flexible, and whether they "
+     "are defined, as JSON."},
     {"register_kernels", py_register_kernels, METH_NOARGS,
      "Registers the kernels of torch.ops.xgemm.*."},
     {"explain", py_explain, METH_VARARGS,
@@ -577,6 +614,10 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT,
 }  // namespace
 
 void warn(const std::string& text) {
+  if (!Py_IsInitialized || !Py_IsInitialized()) {
+    std::fprintf(stderr, "xgemm_torch: %s\n", text.c_str());
+    return;
+  }
   const PyGILState_STATE state = PyGILState_Ensure();
   // Where warnings are errors there is no caller that could take it: the choice goes on.
   if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
@@ -585,4 +626,10 @@ void warn(const std::string& text) {
 
 }  // namespace xgemm
 
-PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&xgemm::module); }
+PyMODINIT_FUNC PyInit__C() {
+  if (!xgemm::load_error().empty()) {
+    PyErr_SetString(PyExc_ImportError, xgemm::load_error().c_str());
+    return nullptr;
+  }
+  return PyModule_Create(&xgemm::module);
+}

@@ -26,6 +26,16 @@
 #include "xgemm/dispatch/tuned_cache.h"
 #include "xgemm/emulation/recompute_counter.h"
 #include "xgemm/reference/ieee.h"
+
+// Since torch 2.12, which the stable ABI of 2.10 does not declare: null where they are missing.
+extern "C" AOTITorchError torch_library_def_with_tags(TorchLibraryHandle self, const char* schema,
+                                                      const int32_t* tags, int32_t num_tags);
+extern "C" int32_t torch_tag_flexible_layout();
+extern "C" int32_t torch_tag_pt2_compliant_tag();
+#pragma weak torch_library_def_with_tags
+#pragma weak torch_tag_flexible_layout
+#pragma weak torch_tag_pt2_compliant_tag
+
 #if XGEMM_WITH_CUDA
 #include "xgemm/device/device.h"
 
@@ -643,7 +653,51 @@ void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = from(prepack(to<Tensor>(stack[0]), to<bool>(stack[1]), to<std::string>(stack[2])));
 }
 
+const std::string kSchemaArguments =
+    "Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, bool trans_a=False, "
+    "bool trans_b=False, str precision=\"fp32\", str kernel=\"auto\", str activation=\"none\", "
+    "Tensor? packed=None";
+
+bool defined = false;
+std::string why_not_loaded;
+
+void define_operators() noexcept try {
+  if (!torch_library_def_with_tags) return;
+  TorchLibraryHandle library;  // for the process's life
+  if (aoti_torch_library_init_def("xgemm", "ops.cpp", 0, &library) != AOTI_TORCH_SUCCESS)
+    throw std::runtime_error("torch.ops.xgemm is defined by another library of this process");
+  for (const Operator& o : operators()) {
+    const int32_t tags[] = {torch_tag_pt2_compliant_tag(), torch_tag_flexible_layout()};
+    TORCH_ERROR_CODE_CHECK(
+        torch_library_def_with_tags(library, o.schema.c_str(), tags, o.flexible_layout ? 2 : 1));
+  }
+  register_kernels();
+  defined = true;
+} catch (const std::exception& error) {
+  why_not_loaded = error.what();
+}
+
+[[maybe_unused]] const bool hooked = (when_loaded = define_operators, true);
+
 }  // namespace
+
+std::vector<Operator> operators() {
+  // The kernels take any strides, so Inductor need not copy an operand to give it certain ones.
+  std::vector<Operator> all{{"sgemm(" + kSchemaArguments + ") -> Tensor", true}};
+  for (const Stage& s : stages(Flavour::host))
+    all.push_back({s.name + "(" + kSchemaArguments + ") -> Tensor", true});
+  all.push_back({"sgemm.out(" + kSchemaArguments + ", Tensor(a!) out) -> Tensor(a!)", false});
+  all.push_back(
+      {std::string(kRowSumsOp) +
+           "(Tensor a, Tensor b, *, float alpha=1.0, bool trans_a=False, bool "
+           "trans_b=False, str precision=\"fp32\", str kernel=\"auto\") -> (Tensor, Tensor)",
+       true});
+  all.push_back({"prepack(Tensor b, *, bool trans_b=False, str kernel=\"auto\") -> Tensor", false});
+  return all;
+}
+
+bool operators_defined() { return defined; }
+const std::string& load_error() { return why_not_loaded; }
 
 void register_kernels() {
   using torch::stable::detail::StableLibrary;

@@ -134,6 +134,7 @@ void require(const Stage& stage, const Gemm& g, const Device& device) {
 }
 
 OperatorBody operator_body = nullptr;
+void (*when_loaded)() = nullptr;
 
 void add_stage(Flavour flavour, Stage stage) noexcept {
   const std::string name = stage.name;

@@ -119,6 +119,10 @@ void require(const Stage& stage, const Gemm& g, const Device& device);
 using OperatorBody = void (*)(const std::string& stage, uint64_t* stack);
 extern OperatorBody operator_body;
 
+// Called once when the library is loaded and all stages are registered; the binding sets it, by an
+// initializer of its own.
+extern void (*when_loaded)();
+
 // Takes a stage into the registry. It does not throw, for it is called while the library is loaded:
 // a stage that cannot be registered is left out, and is a fault.
 void add_stage(Flavour flavour, Stage stage) noexcept;
