@@ -137,7 +137,10 @@ def write(plan: Plan) -> None:
     """Writes the ninja file and the header with the build's facts; fills `plan.objects`."""
     file = ninja_file.NinjaFile(plan.build_dir)
     cxx = shlex.quote(plan.compiler.path)
-    file.rule("cxx", f"{cxx} $flags -MD -MF $out.d -c $in -o $out", "$label $in", depfile=True)
+    # An object without its list of headers, as two builds of one tree may leave it, would stay as it
+    # is whatever changes.
+    compiles = f"{cxx} $flags -MD -MF $out.d -c $in -o $out && test -s $out.d"
+    file.rule("cxx", compiles, "$label $in", depfile=True)
     obj = plan.build_dir / "obj"
     cpp = " ".join((CPP, plan.machine_flags(), plan.path_flags()))
     kernel = f"{HOST_KERNEL} {WATCHED}"
@@ -175,6 +178,7 @@ def nvcc_rule(nvcc: str) -> str:
     """
     return (
         f"{nvcc} $flags -MD -MF $out.d -c $in -o $out > $log 2>&1 || {{ cat $log; exit 1; }}; "
+        "test -s $out.d || exit 1; "
         f"if grep -E {shlex.quote(ptxas.REFUSED)} $log; then rm -f $out; exit 1; fi; "
         'grep -i "warning" $log || true'
     )
