@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 import torch
@@ -219,8 +219,20 @@ KINDS = (
     "copy issue",
     "copy wait",
     "barrier",
+    "tma",
+    "mbarrier init",
+    "mbarrier arrival",
+    "mbarrier copies",
+    "mbarrier wait",
+    "named barrier",
+    "mma",
+    "wgmma",
+    "wgmma commit",
+    "wgmma wait",
 )
-"""Kinds of events, in the order of their numbers in `Trace.table`."""
+"""Kinds of events, in the order of their numbers in `Trace.table`. From "tma" on they are what
+threads start or wait for, and are in a trace only if it asks for them. "mbarrier copies" is an
+arrival that comes when the thread's cp.asyncs have landed."""
 
 COLUMNS = (
     "launch",
@@ -282,6 +294,62 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Box:
+    """A box that TMA moves from a tensor to shared memory, axis 0 first.
+
+    Attributes:
+        operand: "A", "B", "W" (the workspace), or "" where all of the box is outside the tensor.
+        base: bytes from the operand's first element to the tensor's.
+        at: the box's first element along the three axes; it may be outside, where TMA fills zeros.
+        size: of the tensor along them.
+        box: of the box.
+        stride: of axes 1 and 2, in bytes.
+        element: bytes of one.
+        swizzle: bytes of a row whose 16-byte chunks change places; 0 for none.
+        array: index of the launch's array with the mbarrier that counts its bytes.
+        offset: byte of that array.
+        blocks: bits of the blocks of the cluster that it goes to; 0: the one that asks.
+    """
+
+    operand: str
+    base: int
+    at: tuple[int, int, int]
+    size: tuple[int, int, int]
+    box: tuple[int, int, int]
+    stride: tuple[int, int]
+    element: int
+    swizzle: int
+    array: int
+    offset: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a wgmma multiplies: 64 rows of A by columns of B, 16 deep, both K-major.
+
+    Attributes:
+        a: byte of the block's shared memory where A begins; -1 where it is in registers.
+        a_group: bytes from a group of 8 rows to the next.
+        a_row: bytes of a row with its swizzle: 64 or 128.
+        b, b_group, b_row: the same of B.
+        columns: of B.
+        tile: number of the accumulators, in the order in which the warpgroup took them up.
+        accumulate: whether it adds to them.
+    """
+
+    a: int
+    a_group: int
+    a_row: int
+    b: int
+    b_group: int
+    b_row: int
+    columns: int
+    tile: int
+    accumulate: bool
+
+
+@dataclass(frozen=True)
 class Event:
     """What one thread does at one place of its program.
 
@@ -291,12 +359,17 @@ class Event:
         phase: barriers that the block has passed, from 0.
         place: where in the source.
         bytes: how many are moved; for a "copy wait", how many have landed by it; 0 for a barrier.
+            For an "mbarrier init" the arrivals of a phase, for an "mbarrier arrival" the bytes that
+            it announces, for an "mbarrier wait" the phases that have ended by then; for a "named
+            barrier" its threads, for a "wgmma wait" the groups that it leaves in flight.
         operand: the end in global memory: "A", "B" or "D", "W" for the workspace, "" for none. A
             "copy issue" without an operand fills with zeros.
         i: row of the operand's element as the product sees it, whatever the layout. Of several
-            elements, which lie next to each other in memory, the first; -1 for none.
+            elements, which lie next to each other in memory, the first; -1 for none. Of a "tma"
+            and a "wgmma" an index into `Trace.boxes` and `Trace.products`, of a "named barrier"
+            its number.
         j: its column.
-        array: the end in shared memory: the array's name, "" for none.
+        array: the end in shared memory, or where the mbarrier is: the array's name, "" for none.
         offset: byte of that array, -1 for none.
     """
 
@@ -329,6 +402,8 @@ class Trace:
         table: int64 tensor of shape (events, len(COLUMNS)). "kind", "launch" and "place" are
             indices into `KINDS`, `launches` and `places`, "operand" is the letter's code point or
             0, "array" an index into the launch's arrays or -1; the rest as in `Event`.
+        boxes: what TMA moves.
+        products: what wgmmas multiply.
     """
 
     stage: str
@@ -341,6 +416,8 @@ class Trace:
     launches: tuple[Launch, ...]
     places: tuple[Place, ...]
     table: Tensor = field(repr=False)
+    boxes: tuple[Box, ...] = ()
+    products: tuple[Product, ...] = ()
 
     def __len__(self) -> int:
         """The number of events."""
@@ -417,6 +494,7 @@ def trace(
     trans_a: bool = False,
     trans_b: bool = False,
     block: int = 0,
+    asynchronous: bool = False,
 ) -> Trace:
     """Run a stage on the CPU and list what one block does.
 
@@ -431,6 +509,8 @@ def trace(
         trans_a: whether A is stored transposed, as in `xgemm_torch.sgemm`.
         trans_b: whether B is.
         block: its number in the grid; blockIdx.x is the fastest.
+        asynchronous: whether to list what threads start and wait for, too: TMA, mbarriers, named
+            barriers, mma and wgmma.
 
     Returns:
         The block's events, with the launches and the places of the source that they belong to.
@@ -438,7 +518,8 @@ def trace(
     Raises:
         ValueError: no such stage or block, a size below 1, or a problem that the stage refuses.
     """
-    head, rows = _C.simt_trace(stage, m, n, k, trans_a, trans_b, block)
+    more = (True,) if asynchronous else ()
+    head, rows = _C.simt_trace(stage, m, n, k, trans_a, trans_b, block, *more)
     told = json.loads(head)
     table = torch.frombuffer(bytearray(rows), dtype=torch.int64) if rows else torch.empty(0).long()
     return Trace(
@@ -459,7 +540,20 @@ def trace(
         ),
         places=tuple(Place(*place) for place in told["places"]),
         table=table.view(-1, len(COLUMNS)),
+        boxes=tuple(_box(*row) for row in told.get("boxes", ())),
+        products=tuple(Product(**_product(row)) for row in told.get("products", ())),
     )
+
+
+def _box(operand: str, base: int, *row: Any) -> Box:
+    """A box of a row of the module."""
+    at, size, box, stride, *rest = row
+    return Box(operand, base, tuple(at), tuple(size), tuple(box), tuple(stride), *rest)
+
+
+def _product(row: list[int]) -> dict[str, Any]:
+    """What a product is made of, from a row of the module."""
+    return {f.name: row[i] for i, f in enumerate(fields(Product))} | {"accumulate": bool(row[-1])}
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ void named_barrier(int id, int threads, Site at) {
     if (bar.threads != threads)
       fail(call() + ", where others wait for " + std::to_string(bar.threads));
     meeting = bar.meeting;
+    record({.what = What::named_barrier, .bytes = threads, .number = id, .at = at});
     meeting_arrive(m.sanitizer, meeting);
     Fiber& f = b.fibers[b.self];
     f.wait = Wait::named;

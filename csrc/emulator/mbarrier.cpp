@@ -103,6 +103,10 @@ void mbarrier_init(Mbarrier* at, int arrivals) {
   const Hidden hidden;
   Block& b = *running;
   const Clocks& clocks = use_clocks();
+  record({.what = What::mbarrier_init,
+          .bytes = arrivals,
+          .pc = pc,
+          .p = reinterpret_cast<const char*>(at)});
   if (arrivals < 1 || arrivals >= 1 << 20)
     fail("mbarrier: " + std::to_string(arrivals) + " arrivals at " + place(pc));
   expect_aligned(at, 8, pc);
@@ -122,6 +126,10 @@ void mbarrier_expect(Mbarrier* at, int bytes, Site site) {
   const Quiet quiet;
   const Hidden hidden;
   if (skips(Sync::mbarrier_expect, site)) return;
+  record({.what = What::mbarrier_arrival,
+          .bytes = bytes,
+          .at = site,
+          .p = reinterpret_cast<const char*>(at)});
   arrive(*running, mbarrier_of(*running, at, "an expect", site), bytes, site);
 }
 
@@ -129,6 +137,7 @@ void mbarrier_arrive(Mbarrier* at, Site site) {
   const Quiet quiet;
   const Hidden hidden;
   if (skips(Sync::mbarrier_arrival, site)) return;
+  record({.what = What::mbarrier_arrival, .at = site, .p = reinterpret_cast<const char*>(at)});
   arrive(*running, mbarrier_of(*running, at, "an arrival", site), 0, site);
 }
 
@@ -147,6 +156,10 @@ void mbarrier_arrive_after_copies(Mbarrier* at, Site site) {
   int bytes = 0;
   for (const Copy& c : copies) bytes += c.bytes;
   record({.what = What::copy_wait, .bytes = bytes, .at = site});
+  record({.what = What::mbarrier_copies,
+          .bytes = bytes,
+          .at = site,
+          .p = reinterpret_cast<const char*>(at)});
   Clock known;
   m.here->clocks.release(b.agent(b.self), known);
   m.here->copies.push_back({&b, at, "cp.async", site, [&b, at, site, copies, known] {
@@ -165,6 +178,8 @@ void mbarrier_arrive_at(Mbarrier* at, unsigned rank, Site site) {
   if (b.finished == b.threads)
     fail("mbarrier: " + thread_name(running->self) + " arrives at " + place(site) +
          " in a block of the cluster that has exited");
+  if (&b == running)
+    record({.what = What::mbarrier_arrival, .at = site, .p = reinterpret_cast<const char*>(at)});
   arrive(b, mbarrier_of(b, there, "an arrival", site), 0, site);
 }
 
@@ -185,6 +200,10 @@ void mbarrier_wait(Mbarrier* at, int parity, Site site) {
     if (static_cast<int>(bar.phase % 2) == parity) return false;
     m.here->clocks.acquire(b.agent(b.self), bar.done);
     if (bar.phase > 0) meeting_leave(m.sanitizer, bar.last_meeting);
+    record({.what = What::mbarrier_wait,
+            .bytes = static_cast<int32_t>(bar.phase),
+            .at = site,
+            .p = reinterpret_cast<const char*>(at)});
     return true;
   };
   Fiber& f = b.fibers[b.self];

@@ -66,6 +66,7 @@ void ldmatrix4(uint32_t (&r)[4], const void* row, Site at) {
 
 void mma(Half type, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Site at) {
   Registers lane{type, d, a, b};
+  record({.what = What::mma, .at = at});
   together("mma", multiply, &lane, at);
 }
 

@@ -105,6 +105,27 @@ struct SharedArray {
   size_t offset, bytes;  // offset among the block's arrays, as they lie on a GPU
 };
 
+// A box that TMA moves: rows of `box[0]` elements, from `c` on, axis 0 first. What is outside of
+// `size` is zero.
+struct TraceBox {
+  int64_t operand = 0;  // as in TraceRow; 0: nothing of it is inside
+  int64_t base = 0;  // bytes from the operand's first element to the tensor's
+  int64_t c[3], size[3], box[3], stride[2];  // strides in bytes
+  int64_t element = 0, swizzle = 0;  // bytes
+  int64_t array = -1, offset = -1;  // of its mbarrier
+  int64_t mask = 0;  // blocks of the cluster that it goes to; 0: the one that asks
+  bool operator==(const TraceBox&) const = default;
+};
+
+// What a wgmma multiplies: 64 rows of A, in shared memory or registers, by `columns` of B.
+struct TraceProduct {
+  // Bytes from the start of the block's memory to A and B, -1 for registers; between groups of 8
+  // rows; of a row with its swizzle.
+  int64_t a = -1, a_group = 0, a_row = 0, b = 0, b_group = 0, b_row = 0;
+  int64_t columns = 0, tile = 0, accumulate = 0;
+  bool operator==(const TraceProduct&) const = default;
+};
+
 struct Trace {
   struct Launch {
     unsigned grid[3], threads[3];
@@ -113,12 +134,15 @@ struct Trace {
   std::vector<Launch> launches;
   std::vector<Place> places;
   std::vector<TraceRow> rows;  // by launch, then by thread, then in the order of its program
+  std::vector<TraceBox> boxes;
+  std::vector<TraceProduct> products;
 };
 
-// What one block of a stage does on an m x n x k problem. Throws std::invalid_argument for a stage,
-// a size or a block that there is not.
+// What one block of a stage does on an m x n x k problem; `asynchronous`: with what its threads
+// start and wait for. Throws std::invalid_argument for a stage, a size or a block that there is
+// not.
 Trace trace(const std::string& stage, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b,
-            int64_t block);
+            int64_t block, bool asynchronous);
 
 // What the warps of a whole grid ask of memory at one line: traffic.cpp has the model.
 struct TrafficRow {

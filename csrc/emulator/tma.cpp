@@ -118,6 +118,13 @@ void tma_load(void* smem, const TensorShape& map, Mbarrier* bar, int c0, int c1,
     fail("out of bounds: the TMA of " + thread_name(b.self) + " at " + place(at) +
          " writes to more blocks than the cluster's " + std::to_string(m.cluster));
   const int c[3] = {c0, c1, c2};
+  const char* from = nullptr;
+  for (uint32_t r = 0; r < rows(map) && !from; ++r) from = inside(map, c, r).from;
+  record({.what = What::tma,
+          .bytes = static_cast<int32_t>(box_bytes(map)),
+          .number = record_box(map, c, from, bar, mask),
+          .at = at,
+          .p = to});
   for (uint32_t r = 0; r < rows(map); ++r)
     if (const Inside in = inside(map, c, r); in.from)
       note_global(*running, in.from, static_cast<size_t>(in.last - in.first) * map.element, false,

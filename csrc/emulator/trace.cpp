@@ -24,14 +24,25 @@ struct Tracer : Recorder {
   const Gemm& g;
   Sites sites;
   Trace trace;
+  size_t placed = 0;  // products whose operands' places are those of a GPU
 
   explicit Tracer(const Gemm& problem) : g(problem) {}
+
+  // Where a descriptor's bytes, counted in the arena, lie on a GPU.
+  static int64_t packed_from_arena(const Block& b, int64_t at) {
+    for (size_t i = 0; i < b.arrays.size(); ++i)
+      if (static_cast<size_t>(at) - b.arrays[i].offset < b.arrays[i].bytes)
+        return static_cast<int64_t>(packed(b, i)) + at - static_cast<int64_t>(b.arrays[i].offset);
+    return at;
+  }
 
   // Operand and element of a global address; "" where it is none.
   TraceRow element(const Block& b, const char* p, TraceRow row) const {
     const View<const float> d{g.d.data, g.d.rs, g.d.cs, g.d.bs};
     for (const Operand& o : *b.operands) {
-      const int64_t offset = o.element(p);
+      // The second half of a word, too, where all that is moved is asked for.
+      const ptrdiff_t past = asynchronous && o.base && p >= o.base ? (p - o.base) % 4 : 0;
+      const int64_t offset = o.element(p - past);
       if (offset < 0) continue;
       row.operand = o.name[0];
       if (row.operand == 't') row.operand = 'W';   // "the workspace": a vector
@@ -64,7 +75,13 @@ struct Tracer : Recorder {
       trace.launches.back().arrays.push_back({b.arrays[i].name, packed(b, i), b.arrays[i].bytes});
     std::stable_sort(events.begin(), events.end(),
                      [](const Event& x, const Event& y) { return x.thread < y.thread; });
+    for (; placed < products.size(); ++placed) {
+      TraceProduct& p = products[placed];
+      if (p.a >= 0) p.a = packed_from_arena(b, p.a);
+      p.b = packed_from_arena(b, p.b);
+    }
     for (const Event& e : events) {
+      if (e.what > What::barrier && !asynchronous) continue;
       TraceRow row;
       row.launch = launch;
       row.what = static_cast<int64_t>(e.what);
@@ -84,7 +101,18 @@ struct Tracer : Recorder {
         case What::shared_store:
           row = shared(b, e.p, row);
           break;
+        case What::tma:
+          row.operand = boxes[static_cast<size_t>(e.number)].operand;
+          row.i = e.number;
+          [[fallthrough]];
+        case What::mbarrier_init:
+        case What::mbarrier_arrival:
+        case What::mbarrier_copies:
+        case What::mbarrier_wait:
+          row = shared(b, e.p, row);
+          break;
         default:
+          row.i = e.number;
           break;
       }
       row.site = sites[e];
@@ -146,16 +174,80 @@ void run_recorded(const Stage& stage, const Gemm& g, Recorder& recorder) {
   run_watched(stage, g);
 }
 
+namespace {
+
+template <class Item>
+int numbered(std::vector<Item>& items, const Item& item) {
+  // A warpgroup's threads say the same one after the other.
+  constexpr ptrdiff_t kLately = 64;
+  const auto first = items.end() - std::min<ptrdiff_t>(kLately, std::ssize(items));
+  const auto number = static_cast<int>(std::find(first, items.end(), item) - items.begin());
+  if (number == std::ssize(items)) items.push_back(item);
+  return number;
+}
+
+}  // namespace
+
+int record_box(const TensorShape& map, const int (&c)[3], const char* from, const void* bar,
+               unsigned mask) {
+  Recorder* to = running->recording;
+  if (!to || !to->asynchronous) return -1;
+  const Block& b = *running;
+  TraceBox box;
+  for (const Operand& o : *b.operands) {
+    if (!from || o.element(from - (from - o.base) % 4) < 0) continue;
+    box.operand = o.name[0] == 't' ? 'W' : o.name[0];
+    box.base = static_cast<const char*>(map.data) - o.base;
+    break;
+  }
+  for (int i = 0; i < 3; ++i) {
+    box.c[i] = c[i];
+    box.size[i] = static_cast<int64_t>(map.size[i]);
+    box.box[i] = map.box[i];
+  }
+  box.stride[0] = static_cast<int64_t>(map.stride[0]);
+  box.stride[1] = static_cast<int64_t>(map.stride[1]);
+  box.element = map.element;
+  box.swizzle = map.swizzle;
+  box.mask = mask;
+  const auto at = static_cast<size_t>(static_cast<const char*>(bar) - b.arena);
+  for (size_t i = 0; i < b.arrays.size(); ++i)
+    if (at - b.arrays[i].offset < b.arrays[i].bytes) {
+      box.array = static_cast<int64_t>(i);
+      box.offset = static_cast<int64_t>(at - b.arrays[i].offset);
+    }
+  return numbered(to->boxes, box);
+}
+
+int record_product(const Wgmma& op, unsigned columns) {
+  Recorder* to = running->recording;
+  if (!to || !to->asynchronous) return -1;
+  // The fields of a descriptor, as in wgmma.cpp.
+  const auto start = [](uint64_t d) { return static_cast<int64_t>((d & 0x3fff) << 4); };
+  const auto group = [](uint64_t d) { return static_cast<int64_t>((d >> 32 & 0x3fff) << 4); };
+  const auto row = [](uint64_t d) { return int64_t{d >> 62 == 1 ? 128 : 64}; };
+  TraceProduct p;
+  if (!op.registers) p.a = start(op.a), p.a_group = group(op.a), p.a_row = row(op.a);
+  p.b = start(op.b), p.b_group = group(op.b), p.b_row = row(op.b);
+  p.columns = columns;
+  p.tile = static_cast<int64_t>(op.tile);
+  p.accumulate = op.accumulate;
+  return numbered(to->products, p);
+}
+
 Trace trace(const std::string& stage, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b,
-            int64_t block) {
+            int64_t block, bool asynchronous) {
   const SmallProblem problem(m, n, k, trans_a, trans_b);
   Tracer tracer(problem.g);
   tracer.block = block;
+  tracer.asynchronous = asynchronous;
   if (block < 0) throw std::invalid_argument("simt: blocks are numbered from 0");
   run_recorded(host_stage(stage), problem.g, tracer);
   if (tracer.trace.launches.empty())
     throw std::invalid_argument("simt: no launch has a block " + std::to_string(block));
   tracer.trace.places = tracer.sites.places();
+  tracer.trace.boxes = std::move(tracer.boxes);
+  tracer.trace.products = std::move(tracer.products);
   return std::move(tracer.trace);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "emulator/block.h"
+#include "xgemm/device/tensor_map.h"
 
 namespace xgemm::simt {
 
@@ -18,10 +19,24 @@ enum class What : uint8_t {
   shared_store,
   copy_issue,  // cp.async: from `source` to `p`
   copy_wait,
-  barrier
+  barrier,
+  // What threads start or wait for and do not do themselves; `p` is a TMA's place or an mbarrier.
+  tma,
+  mbarrier_init,
+  mbarrier_arrival,
+  mbarrier_copies,  // an arrival that waits for the thread's cp.asyncs
+  mbarrier_wait,
+  named_barrier,
+  mma,
+  wgmma,
+  wgmma_commit,
+  wgmma_wait
 };
-constexpr const char* kWhat[] = {"global load", "global store", "shared load", "shared store",
-                                 "copy issue",  "copy wait",    "barrier"};
+constexpr const char* kWhat[] = {
+    "global load",     "global store",  "shared load",   "shared store",  "copy issue",
+    "copy wait",       "barrier",       "tma",           "mbarrier init", "mbarrier arrival",
+    "mbarrier copies", "mbarrier wait", "named barrier", "mma",           "wgmma",
+    "wgmma commit",    "wgmma wait"};
 
 constexpr What access(bool shared, bool write) {
   return shared ? (write ? What::shared_store : What::shared_load)
@@ -32,7 +47,11 @@ struct Event {
   What what;
   uint16_t thread = 0;  // of the block
   uint32_t phase = 0;  // barriers that the block has passed
-  int32_t bytes = 0;  // moved; by a wait: that have landed through it
+  // Moved; by a wait: that have landed through it. Of an mbarrier's init: arrivals, of its arrival:
+  // bytes that are expected, of its wait: phases that had ended; of a named barrier: its threads,
+  // of a wait for wgmmas: groups that may be left.
+  int32_t bytes = 0;
+  int32_t number = -1;  // of the Recorder's box or product; of a named barrier
   const void* pc = nullptr;  // of an access ...
   Site at{};  // ... and of what is no access
   const char* p = nullptr;
@@ -42,11 +61,20 @@ struct Event {
 struct Recorder {
   int64_t block = -1;  // of the grid; -1: each
   std::vector<Event> events[kMostBlocks];  // of the blocks that run, by rank in their cluster
+  bool asynchronous = false;  // whether it asks for boxes and products
+  std::vector<TraceBox> boxes;
+  std::vector<TraceProduct> products;
 
   virtual ~Recorder() = default;
   bool wants(const Block& b) const { return block < 0 || block == b.linear; }
   virtual void block_ends(const Block& b) = 0;  // takes the events away
 };
+
+// The number of a TMA's box, or of what a wgmma multiplies, among those of the running block's
+// recorder; -1 where none asks. `from`: an element of the box, null where all of it is outside.
+int record_box(const TensorShape& map, const int (&c)[3], const char* from, const void* bar,
+               unsigned mask);
+int record_product(const Wgmma& op, unsigned columns);
 
 constexpr size_t kMostEvents = size_t{1} << 25;
 

@@ -213,6 +213,7 @@ void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers
   if (b.self % 32 == 0)
     each_chunk(op, columns_of(to.count),
                [&](size_t chunk) { note_wgmma(b.arena + chunk, 16, pc); });
+  record({.what = What::wgmma, .number = record_product(op, columns_of(to.count)), .at = at});
   f.wgmma_open.push_back(op);
 }
 
@@ -234,6 +235,7 @@ void wgmma_commit(Site at) {
   const Quiet quiet;
   const Hidden hidden;
   if (skips(Sync::wgmma_commit, at)) return;
+  record({.what = What::wgmma_commit, .at = at});
   Fiber& f = running->fibers[running->self];
   f.wgmma_groups.push_back(std::move(f.wgmma_open));
   f.wgmma_open.clear();
@@ -247,6 +249,7 @@ void wgmma_wait(int groups_left, Site at) {
     const Quiet quiet;
     const Hidden hidden;
     if (skips(Sync::wgmma_wait, at)) return;
+    record({.what = What::wgmma_wait, .bytes = groups_left, .at = at});
     use_clocks();
     const unsigned first = first_of_warpgroup(b, at);
     Warpgroup& w = b.warpgroups[first / kThreads];

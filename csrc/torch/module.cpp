@@ -198,6 +198,27 @@ std::string json(const simt::Trace::Launch& launch) {
          ",\"arrays\":" + list(arrays) + "}";
 }
 
+std::string json(const simt::TraceBox& b) {
+  std::ostringstream s;
+  const char letter = static_cast<char>(b.operand);
+  const auto list = [](const auto& values) {
+    std::string text;
+    for (int64_t value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
+    return "[" + text + "]";
+  };
+  s << "[\"" << (letter ? std::string(1, letter) : "") << "\"," << b.base << "," << list(b.c) << ","
+    << list(b.size) << "," << list(b.box) << "," << list(b.stride) << "," << b.element << ","
+    << b.swizzle << "," << b.array << "," << b.offset << "," << b.mask << "]";
+  return s.str();
+}
+
+std::string json(const simt::TraceProduct& p) {
+  std::ostringstream s;
+  s << "[" << p.a << "," << p.a_group << "," << p.a_row << "," << p.b << "," << p.b_group << ","
+    << p.b_row << "," << p.columns << "," << p.tile << "," << p.accumulate << "]";
+  return s.str();
+}
+
 std::string json(const simt::TrafficRow& r) {
   std::ostringstream s;
   s << "{\"place\":" << json(r.place) << ",\"what\":" << quoted(r.what)
@@ -464,13 +485,16 @@ struct Problem {
 PyObject* py_simt_trace(PyObject*, PyObject* args) {
   Problem p;
   long long block;
-  if (!PyArg_ParseTuple(args, "sLLLppL", &p.stage, &p.m, &p.n, &p.k, &p.trans_a, &p.trans_b,
-                        &block))
+  int asynchronous = 0;
+  if (!PyArg_ParseTuple(args, "sLLLppL|p", &p.stage, &p.m, &p.n, &p.k, &p.trans_a, &p.trans_b,
+                        &block, &asynchronous))
     return nullptr;
   return guarded([&] {
-    const simt::Trace t = simt::trace(p.stage, p.m, p.n, p.k, p.trans_a, p.trans_b, block);
+    const simt::Trace t =
+        simt::trace(p.stage, p.m, p.n, p.k, p.trans_a, p.trans_b, block, asynchronous != 0);
     const std::string head =
-        "{\"launches\":" + json_list(t.launches) + ",\"places\":" + json_list(t.places) + "}";
+        "{\"launches\":" + json_list(t.launches) + ",\"places\":" + json_list(t.places) +
+        ",\"boxes\":" + json_list(t.boxes) + ",\"products\":" + json_list(t.products) + "}";
     static_assert(sizeof(simt::TraceRow) == 11 * sizeof(int64_t));
     PyObject* pair = PyTuple_New(2);
     if (!pair) return pair;
@@ -584,7 +608,7 @@ PyMethodDef methods[] = {
     {"simt_forget_sites", py_simt_forget_sites, METH_NOARGS,
      "simt_sites() tells of what runs from now on."},
     {"simt_trace", py_simt_trace, METH_VARARGS,
-     "simt_trace(stage, m, n, k, trans_a, trans_b, block) -> (JSON, rows of 11 int64)."},
+     "simt_trace(stage, m, n, k, trans_a, trans_b, block, asynchronous) -> (JSON, int64 rows)."},
     {"simt_traffic", py_simt_traffic, METH_VARARGS,
      "simt_traffic(stage, m, n, k, trans_a, trans_b) -> rows, as JSON."},
     {"simt_to_halves", py_simt_to_halves, METH_VARARGS,
