@@ -41,6 +41,10 @@ COMMANDS = {
         "course.exercises.command",
         "the course: make an exercise's file, --check it in the emulator, --hint, --solution",
     ),
+    "film": (
+        "course.film.command",
+        "each stage's run in the emulator as a page for a browser, step by step",
+    ),
 }
 
 

@@ -37,10 +37,17 @@ OPERANDS = ("normal", "uniform", "wide", "outlier")
 METHODS = (accuracy.TF32, "mma_fp16x3", "wgmma_fp16x3", "wgmma_bf16x6")
 EXERCISE = "buffer_race"
 PAGE = "demo.html"
+# A picture's letters can be read from 700 pixels on: in a narrower window it scrolls in its box.
 STYLE = (
-    "body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #20262e; "
-    "font: 16px/1.5 system-ui, sans-serif } img { width: 100% } "
-    "pre { background: #f3f5f7; padding: .8rem; overflow-x: auto; font-size: 13px }"
+    ":root { color-scheme: light dark; --paper: #fff; --ink: #20262e; --code: #f3f5f7 } "
+    "@media (prefers-color-scheme: dark) { :root { --paper: #14181c; --ink: #e3e7ea; "
+    "--code: #20262c } } "
+    "body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: var(--ink); "
+    "background: var(--paper); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere } "
+    "h1 { font-size: 1.6rem } h2 { font-size: 1.25rem; margin-top: 2rem } "
+    "figure { margin: 0; overflow-x: auto; background: #fff } "
+    "img { display: block; width: 100%; min-width: 700px } "
+    "pre { background: var(--code); padding: .8rem; overflow-x: auto; font-size: 13px }"
 )
 
 
@@ -155,10 +162,16 @@ def page(stops: list[Stop]) -> str:
         body.append(f"<h2>{html.escape(stop.title)}</h2>")
         body += [f"<p>{html.escape(text)}</p>" for text in stop.text]
         if stop.picture:
-            body.append(f'<img src="{stop.picture}" alt="{html.escape(stop.title)}">')
-        body += [f"<pre>{html.escape(code)}</pre>" for code in stop.code]
+            name = html.escape(stop.title)
+            body.append(
+                f'<figure tabindex="0" role="group" aria-label="{name}">'
+                f'<img src="{stop.picture}" alt="{name}"></figure>'
+            )
+        body += [f'<pre tabindex="0">{html.escape(code)}</pre>' for code in stop.code]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
         f"<title>xgemm_torch</title><style>{STYLE}</style></head><body>\n"
         "<h1>xgemm_torch on a machine without a GPU</h1>\n"
         + "\n".join(body)
