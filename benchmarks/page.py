@@ -314,7 +314,10 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str, str]]) -> str
     links = "".join(f'<li><a href="#{name}">{escape(t)}</a></li>' for name, t, _ in sections)
     css = (HERE / "report.css").read_text(encoding="utf-8")
     js = (HERE / "report.js").read_text(encoding="utf-8")
-    defs = "".join(f'<path id="m{i}" class="s{i}" d="{d}"/>' for i, d in enumerate(SHAPES))
+    # The colour is the path's own: rules with an ancestor do not reach what <use> makes of it.
+    defs = "".join(
+        f'<path id="m{i}" class="s{i}" fill="currentColor" d="{d}"/>' for i, d in enumerate(SHAPES)
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
