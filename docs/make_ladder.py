@@ -438,7 +438,8 @@ def picture_section(
     stage: Stage, drawn: anatomy.Anatomy, its: Sequence[tuple[str, str, Stage]]
 ) -> list[str]:
     """The pictures that no earlier page has, with a digest of what they show."""
-    lines = ["## The schedule", "", drawn.caption(), ""]
+    film = f"Step by step, in a browser: `python -m xgemm_torch film {stage.name}`."
+    lines = ["## The schedule", "", drawn.caption(), "", film, ""]
     for name, title, first in its:
         said = f"{title[0].lower()}{title[1:]}"
         if first is stage:

@@ -157,7 +157,7 @@ class Anatomy:
         if self.staged:
             text += f", a slice is {self.depth} deep"
         elif self.tile.by_tma:
-            text += "; its operands come by TMA, of which a trace knows nothing"
+            text += "; its operands come by TMA, no thread's access: what it moves is in the film"
         elif not self.named:
             text += "; it stores other words to shared memory than it loads, which are not shown"
         lane = self.chosen % WARP
