@@ -179,6 +179,26 @@ def test_warps_that_wait_for_what_does_not_come_are_told():
     assert schedule.replay(program, made.trace, 0).forced > 0
 
 
+@pytest.mark.parametrize(("kind", "after"), [("barrier", 1), ("named barrier", 0)])
+def test_a_warp_waits_for_one_that_comes_late(kind, after):
+    """Of two warps one has five loads before the barrier, the other one."""
+    none = np.full(32, -1)
+
+    def request(kind, warp, phase=0):
+        lanes, number = np.arange(32), 1 if kind == "named barrier" else -1
+        return requests.Request(kind, warp, 0, phase, lanes, 64, "", none, none, number)
+
+    program = [
+        [*(request("shared load", warp) for _ in range(loads)), request(kind, warp),
+         request("shared store", warp, after)]
+        for warp, loads in enumerate((1, 5))
+    ]  # fmt: skip
+    made = schedule.replay(program, film("naive").trace, 0)
+    kinds = [step.request.kind for step in made.steps]
+    assert made.forced == 0 and len(kinds) == 10
+    assert kinds.index("shared store") > len(kinds) - 1 - kinds[::-1].index(kind)
+
+
 def test_a_stage_in_clusters_alone_says_why_it_has_no_film():
     stage = STAGES["wgmma_fp16x3"]
     alone = dataclasses.replace(stage, tiles=tuple(t for t in stage.tiles if t.cluster > 1))

@@ -416,11 +416,18 @@ const drawSlots = (n, state) => {
   $("ring").hidden = !slots;
   if (!slots) return;
   const tally = Array.from({ length: slots.count }, () => [0, 0, 0, 0]);
-  slots.slot.forEach((s, w) => { if (s >= 0) tally[s][state.status[w]] += 1; });
+  const slice = Array(slots.count).fill(-1); // by what a slot's words hold, else by its fills
+  slots.slot.forEach((s, w) => {
+    if (s < 0) return;
+    tally[s][state.status[w]] += 1;
+    const k = state.names[w] && film.tile[2] > 1 ? kOf(state.names[w]) : -1;
+    if (k >= 0) slice[s] = Math.max(slice[s], Math.floor(k / film.tile[2]));
+  });
+  const sliceOf = (s) => (slice[s] >= 0 ? slice[s] : state.fills[s] ? s + slots.count * (state.fills[s] - 1) : "");
   $("slots").replaceChildren(...tally.map((t, s) => {
     const row = make("tr");
     const share = (count) => `${Math.round(100 * count / slots.sizes[s])}%`;
-    row.append(make("td", s), make("td", state.fills[s] ? s + slots.count * (state.fills[s] - 1) : ""), make("td", share(t[COMING])), make("td", share(t[THERE])), make("td", share(t[READ])));
+    row.append(make("td", s), make("td", sliceOf(s)), make("td", share(t[COMING])), make("td", share(t[THERE])), make("td", share(t[READ])));
     return row;
   }));
 };
