@@ -227,7 +227,8 @@ def test_the_line_that_is_marked_is_the_steps(driver, films, name):
         if place < 0:
             assert shown is None
             continue
-        file, _, line = made.content["places"][place][0].rpartition(":")
+        main, *frames = made.content["places"][place]
+        file, _, line = frames[main].rpartition(":")
         assert shown == [
             file, line, made.content["files"][file].splitlines()[int(line) - 1], True,
         ]  # fmt: skip

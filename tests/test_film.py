@@ -112,10 +112,23 @@ def test_the_page_has_every_step_and_its_line(name):
         assert (gmem, smem) == (each.gmem.tolist(), each.smem.tolist())
     lines = {file: len(text.splitlines()) for file, text in content["files"].items()}
     assert content["file"] in lines
-    for places in content["places"]:
-        for place in filter(None, places):
-            file, _, line = place.rpartition(":")
+    for place, (told, *frames) in zip(made.trace.places, content["places"], strict=True):
+        assert place.at in (frames[0], frames[-1]) and place.via in ("", frames[-1])
+        assert 0 <= told < len(frames)
+        for frame in frames:
+            file, _, line = frame.rpartition(":")
             assert 1 <= int(line) <= lines[file]
+
+
+def test_a_line_of_the_main_loop_is_shown_where_a_header_has_it():
+    """A copy of the ring: the loop asks for it, in a function of a header that the stage calls."""
+    made = film("cp_async_pipelined")
+    copies = {r.place for warp in made.launches[0] for r in warp if r.kind == "copy issue"}
+    assert copies
+    for place in copies:
+        told, *frames = made.content["places"][place]
+        assert frames[0].startswith("19_cp_async_pipelined.cu:")
+        assert frames[told].startswith("multistage.h:") and told < len(frames) - 1
 
 
 @pytest.mark.parametrize("name", STAGES)

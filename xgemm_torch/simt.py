@@ -402,6 +402,8 @@ class Trace:
         table: int64 tensor of shape (events, len(COLUMNS)). "kind", "launch" and "place" are
             indices into `KINDS`, `launches` and `places`, "operand" is the letter's code point or
             0, "array" an index into the launch's arrays or -1; the rest as in `Event`.
+        frames: for each place the lines from the outermost one's, which is the stage's where the
+            call was inlined, through headers that call each other to the instruction's.
         boxes: what TMA moves.
         products: what wgmmas multiply.
     """
@@ -416,6 +418,7 @@ class Trace:
     launches: tuple[Launch, ...]
     places: tuple[Place, ...]
     table: Tensor = field(repr=False)
+    frames: tuple[tuple[str, ...], ...] = ()
     boxes: tuple[Box, ...] = ()
     products: tuple[Product, ...] = ()
 
@@ -540,9 +543,16 @@ def trace(
         ),
         places=tuple(Place(*place) for place in told["places"]),
         table=table.view(-1, len(COLUMNS)),
+        frames=tuple(map(_outermost_first, told["places"], told.get("frames", ()))),
         boxes=tuple(_box(*row) for row in told.get("boxes", ())),
         products=tuple(Product(**_product(row)) for row in told.get("products", ())),
     )
+
+
+def _outermost_first(place: list[str], inner: list[str]) -> tuple[str, ...]:
+    """A place's frames, neighbours that are one line once; of what is no instruction its place."""
+    lines = [*reversed(inner)] or [line for line in place if line]
+    return tuple(line for i, line in enumerate(lines) if not i or line != lines[i - 1])
 
 
 def _box(operand: str, base: int, *row: Any) -> Box:

@@ -52,6 +52,7 @@ void look_up(const std::string& library, const std::vector<Address>& addresses) 
     if (!place || in_stage || s.empty() || s[0] == '?' || s.rfind("platform_host.h:", 0) == 0)
       continue;
     in_stage = s.find(".cu:") != std::string::npos;
+    place->frames.push_back(s);
     if (first) {
       place->at = s;
     } else if (in_stage) {

@@ -84,6 +84,7 @@ void pack_watched(const Stage& stage, const Gemm& g, void* packed_b);
 struct Place {
   std::string at;  // "15_vec4_128x128.cu:57"
   std::string via;  // "gmem.h:13", or empty
+  std::vector<std::string> frames;  // all lines from that of the instruction to the stage's
 };
 
 // One event of a thread, in whole numbers, as it goes to Python.

@@ -137,7 +137,7 @@ std::vector<Place> Sites::places() const {
   const std::vector<Place> of_pcs = simt::places(pcs);
   auto next = of_pcs.begin();
   std::vector<Place> all;
-  for (const Event& e : first_) all.push_back(e.pc ? *next++ : Place{place(e.at), ""});
+  for (const Event& e : first_) all.push_back(e.pc ? *next++ : Place{place(e.at), "", {}});
   return all;
 }
 

@@ -198,6 +198,15 @@ std::string json(const simt::Trace::Launch& launch) {
          ",\"arrays\":" + list(arrays) + "}";
 }
 
+struct Frames {
+  const std::vector<std::string>& lines;
+};
+std::string json(const Frames& f) {
+  std::string text;
+  for (const std::string& line : f.lines) text += (text.empty() ? "" : ",") + quoted(line);
+  return "[" + text + "]";
+}
+
 std::string json(const simt::TraceBox& b) {
   std::ostringstream s;
   const char letter = static_cast<char>(b.operand);
@@ -492,9 +501,12 @@ PyObject* py_simt_trace(PyObject*, PyObject* args) {
   return guarded([&] {
     const simt::Trace t =
         simt::trace(p.stage, p.m, p.n, p.k, p.trans_a, p.trans_b, block, asynchronous != 0);
+    std::vector<Frames> frames;
+    for (const simt::Place& place : t.places) frames.push_back({place.frames});
     const std::string head =
         "{\"launches\":" + json_list(t.launches) + ",\"places\":" + json_list(t.places) +
-        ",\"boxes\":" + json_list(t.boxes) + ",\"products\":" + json_list(t.products) + "}";
+        ",\"frames\":" + json_list(frames) + ",\"boxes\":" + json_list(t.boxes) +
+        ",\"products\":" + json_list(t.products) + "}";
     static_assert(sizeof(simt::TraceRow) == 11 * sizeof(int64_t));
     PyObject* pair = PyTuple_New(2);
     if (!pair) return pair;

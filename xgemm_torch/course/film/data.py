@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,7 +180,7 @@ def _content(
         "halves": _halves(stage, tile, limbs),
         "kinds": [*simt.KINDS, "landing"],
         "launches": told,
-        "places": [[place.at, place.via] for place in trace.places],
+        "places": [[_telling(frames), *frames] for frames in trace.frames],
         "files": files,
         "patterns": coder.patterns, "templates": coder.templates, "steps": coder.columns,
         "changes": coder.changes,
@@ -217,9 +219,22 @@ def _is_named(programs: list[list[requests.Request]]) -> bool:
     )
 
 
+@functools.cache
+def _own() -> frozenset[str]:
+    """Files in which a stage is written; what the others have is said to the machine."""
+    rooms = ("stages", *stage_code.ROOMS, "emulation")
+    return frozenset(p.name for room in rooms for p in (stage_code.SOURCE / room).rglob("*.*"))
+
+
+def _telling(frames: Sequence[str]) -> int:
+    """Which of a place's lines says most: the innermost of the stage, its loop, its limbs."""
+    mine = [i for i, line in enumerate(frames) if line.rpartition(":")[0] in _own()]
+    return mine[-1] if mine else 0
+
+
 def _files(stage: Stage, trace: simt.Trace) -> dict[str, str]:
     """The files whose lines a trace names, the stage's first."""
-    names = {at.rpartition(":")[0] for p in trace.places for at in (p.at, p.via) if ":" in at}
+    names = {line.rpartition(":")[0] for frames in trace.frames for line in frames}
     names.add(Path(stage.file).name)
     found = {path.name: path for path in stage_code.SOURCE.rglob("*") if path.name in names}
     order = sorted(found, key=lambda name: (not name.endswith(".cu"), name))

@@ -528,13 +528,14 @@ const showLine = (id, place) => {
 };
 const drawSource = (n) => {
   const place = film.templates[T[n]][PLACE];
-  const [at, via] = place < 0 ? ["", ""] : film.places[place];
-  showLine("source", at);
+  const [main, ...frames] = place < 0 ? [0] : film.places[place];
+  showLine("source", frames[main] ?? "");
+  const via = frames.length - 1 > main ? frames.at(-1) : "";
+  $("calls").textContent = frames.length > 1 ? frames.join(" › ") : "";
   // What has been shown once stays, so that the page does not jump.
   $("called").hidden = !via && !panes.get("header").shown;
   if (via) showLine("header", via);
   else if (panes.get("header").at) panes.get("header").at.classList.remove("at");
-  document.body.dataset.line = at;
 };
 
 // --- controls --------------------------------------------------------------------------------------------------------

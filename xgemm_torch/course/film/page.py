@@ -158,7 +158,8 @@ def _state() -> str:
     bars = _table("mbarriers", "at byte", "phases ended", "arrivals to come", "bytes to come")
     return f"""\
 <section><h2>Source: <span id="source-name"></span></h2>
-<div class="source" id="source" tabindex="0" role="region" aria-label="the source"></div></section>
+<div class="source" id="source" tabindex="0" role="region" aria-label="the source"></div>
+<p class="quiet" id="calls"></p></section>
 <section id="called" hidden><h2>In <span id="header-name"></span></h2>
 <div class="source header" id="header" tabindex="0" role="region" aria-label="the header"></div>
 </section>
