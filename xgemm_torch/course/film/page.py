@@ -11,6 +11,7 @@ from ...registry import Stage
 from .data import Film
 
 HERE = Path(__file__).parent
+SCRIPTS = ("steps.js", "memory.js", "draw.js", "words.js", "controls.js")
 SUMS = (
     ("requests", "requests to memory"),
     ("wavefronts", "wavefronts"),
@@ -143,7 +144,7 @@ in a bank.</p>
 
 
 def _table(name: str, *heads: str) -> str:
-    """A table that film.js fills."""
+    """A table that draw.js fills."""
     row = "".join(f"<th>{head}</th>" for head in heads)
     return (
         f'<div class="scroll"><table><thead><tr>{row}</tr></thead>'
@@ -182,7 +183,7 @@ def film(made: Film, others: Sequence[Stage]) -> str:
     m, n, k = made.trace.m, made.trace.n, made.trace.k
     of_k = f", slices of K {tile.BK} deep" if tile.buffers else ""
     data = json.dumps(made.content, separators=(",", ":")).replace("</", "<\\/")
-    code = (HERE / "film.js").read_text(encoding="utf-8")
+    code = "".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     body = f"""\
 {_links(stage, others)}
 <h1>{f"Rung {stage.rung}: " if stage.rung else ""}{stage.name}</h1>
