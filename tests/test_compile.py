@@ -132,7 +132,7 @@ def test_the_build_fails_on_what_is_refused(said, passes, tmp_path):
     # The build's own rule, with a compiler that says this and makes an object.
     (tmp_path / "said.txt").write_text(said)
     nvcc = tmp_path / "nvcc"
-    nvcc.write_text(f"#!/bin/sh\ncat {tmp_path / 'said.txt'}\ntouch x.o\n")
+    nvcc.write_text(f"#!/bin/sh\ncat {tmp_path / 'said.txt'}\ntouch x.o\necho x.o: x.cu > x.o.d\n")
     nvcc.chmod(0o755)
     command = library.nvcc_rule(str(nvcc))
     for name, value in {"flags": "", "out": "x.o", "in": "x.cu", "log": "x.txt"}.items():
@@ -141,6 +141,9 @@ def test_the_build_fails_on_what_is_refused(said, passes, tmp_path):
     assert (done.returncode == 0) == passes == (tmp_path / "x.o").exists()
     for line in ptxas.refused(said):
         assert line in done.stdout
+    if passes:  # and where the compiler leaves no list of headers
+        nvcc.write_text("#!/bin/sh\ntouch x.o\n: > x.o.d\n")
+        assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 1
 
 
 @pytest.mark.parametrize(
