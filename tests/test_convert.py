@@ -386,7 +386,7 @@ def test_filter_gets_module_and_name():
 
 
 def test_what_is_nothing_like_a_linear_has_no_row():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.LayerNorm(4), nn.Embedding(3, 4))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.LayerNorm(4), nn.Embedding(3, 4))
     report = xgemm_torch.convert(model)
     assert len(report) == 0
     assert str(report).splitlines()[-2:] == [
@@ -614,7 +614,7 @@ def test_modules_that_hold_matrices_have_a_row(name):
     [
         Holder,
         lambda: Table(4, 4),
-        lambda: nn.Conv1d(4, 4, 1),
+        lambda: nn.Conv1d(4, 4, 3),
         lambda: nn.BatchNorm1d(3),
         lambda: nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 2)),
     ],

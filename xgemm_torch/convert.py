@@ -1,4 +1,4 @@
-"""Make a model's ``torch.nn.Linear`` modules, and GPT-2's ``Conv1D``, ours, in place, and back.
+"""Make a model's ``torch.nn.Linear`` modules, and other layers that are products, ours, and back.
 
 A module is swapped by its class: it stays the same object with the same parameters, so optimizers,
 tied weights, hooks, training mode, device and ``state_dict`` are untouched, and the way back is
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
-from . import _checks, conv1d
+from . import _checks, conv1d, convnd
 from .linears import obstacle, replaced
 from .nn import DEFAULTS, Linear
 from .ops import KERNELS
@@ -110,10 +111,13 @@ def convert(
     every module under autocast, unless ``autocast="float32"``.
 
     Only modules whose class is exactly ``torch.nn.Linear`` are swapped: a subclass has a meaning of
-    its own, unless ``types`` has it. So are those of transformers' ``Conv1D``, GPT-2's Linear. The
-    report has a row for each module that looks like a Linear or holds matrices itself (experts,
-    RNNs, attention's input projection), swapped or not, and says why; products of what is not
-    swapped are for ``xgemm_torch.patch()``. An error, one that ``filter_fn`` raises too, leaves the
+    its own, unless ``types`` has it. So are those of transformers' ``Conv1D``, GPT-2's Linear, and
+    of ``torch.nn.Conv1d``, ``Conv2d`` and ``Conv3d`` that are products: without groups and padding,
+    and the stride is the kernel's size, as of a 1x1 convolution, or a vision transformer's patch
+    embedding. Those have a row; other convolutions have none, and stay. The report has a row for
+    each module that looks like a Linear or holds matrices itself (experts, RNNs, attention's input
+    projection), swapped or not, and says why; products of what is not swapped are for
+    ``xgemm_torch.patch()``. An error, one that ``filter_fn`` raises too, leaves the
     model as it was. A model may be converted before or after
     ``torch.compile``; its graphs are compiled anew. Convert before ``fully_shard``, which changes
     the classes of modules itself.
@@ -161,13 +165,15 @@ def convert(
         if reason is None:
             continue
         left |= bool(reason) and _multiplies(module)
-        if not reason and min(module.weight.shape) < min_features:
+        if not reason and _features(module) < min_features:
             reason = f"fewer than {min_features} features"
         if not reason and filter_fn is not None and not filter_fn(module, fqn):
             reason = "filter_fn says no"
         if not reason:
             chosen.append(module)
-        rows.append(Row(fqn, name, not reason, reason or f"kernel={kernel}, precision={precision}"))
+        what = convnd.in_words(module)
+        how = f"{what and f'{what}: '}kernel={kernel}, precision={precision}"
+        rows.append(Row(fqn, name, not reason, reason or how))
     for module in chosen:  # only now: nothing can fail any more
         _swap(module, {"kernel": kernel, "precision": precision, "autocast": autocast})
     notes = _fast_paths(model, rows)
@@ -233,7 +239,7 @@ def _type_name(module: nn.Module) -> str:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, (Linear, conv1d.Product))
+    return isinstance(module, (Linear, conv1d.Product, convnd.Product))
 
 
 def _stock(kind: type[nn.Module]) -> type[nn.Module] | None:
@@ -250,6 +256,8 @@ def _with_ours(stock: type[nn.Module]) -> type[nn.Module]:
         return Linear
     if issubclass(stock, nn.Linear):
         return opted(stock)  # type: ignore[arg-type]
+    if stock in convnd.CLASSES:
+        return convnd.CLASSES[stock]
     return conv1d.product_of(stock)  # type: ignore[arg-type]
 
 
@@ -258,6 +266,12 @@ def _swap(module: nn.Module, options: dict[str, str]) -> None:
     # the module's dictionary has changed too.
     vars(module).update({**options, MARK: True})
     module.__class__ = _with_ours(type(module))
+
+
+def _features(module: nn.Module) -> int:
+    """The fewer of a module's input and output features; of a convolution's inputs of a place."""
+    weight: Any = module.weight
+    return min(weight.shape[0], weight[0].numel())
 
 
 def _multiplies(module: nn.Module) -> bool:

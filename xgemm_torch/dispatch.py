@@ -2,9 +2,10 @@
 
 A ``TorchDispatchMode`` sees what the dispatcher is asked for below autograd: ``matmul``, ``@``,
 ``einsum``, ``F.linear``, attention's projections, RNN cells and what backward makes of them arrive
-as mm, addmm, bmm, baddbmm, mv, addmv, addbmm and _grouped_mm, which ``sgemm`` can give. Anything
-else, and any call of those that is no product of dense float32 tensors, is passed on unchanged, so
-that its result, its warnings and its errors are torch's.
+as mm, addmm, bmm, baddbmm, mv, addmv, addbmm and _grouped_mm, which ``sgemm`` can give, and as
+convolutions, some of which are products. Anything else, and any call of those that is no product of
+dense float32 tensors, is passed on unchanged, so that its result, its warnings and its errors are
+torch's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import grouped
+from . import convolutions, grouped
 from .ops import OPS
 
 _SGEMM, _SGEMM_OUT = OPS["sgemm"], torch.ops.xgemm.sgemm.out
@@ -116,7 +117,9 @@ _COMPOSITES = (
     "linear", "matmul", "einsum", "tensordot", "inner", "chain_matmul", "linalg_multi_dot",
     "linalg_matmul", "linalg_vecdot", "matrix_power", "linalg_matrix_power", "gru", "gru_cell",
     "lstm", "lstm_cell", "rnn_tanh", "rnn_relu", "rnn_tanh_cell", "rnn_relu_cell", "cov",
-    "corrcoef", "scaled_dot_product_attention", "_scaled_dot_product_attention_math",
+    "corrcoef", "scaled_dot_product_attention", "_scaled_dot_product_attention_math", "conv1d",
+    "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "_convolution_mode",
 )  # fmt: skip
 
 # One operator each, inside of which torch multiplies: there is no product to take. The first word
@@ -163,6 +166,11 @@ def in_words(count: float) -> str:
         if count >= 0.9995 * unit:
             return f"{count / unit:.3g} {name}"
     return f"{count} "
+
+
+def _small(least: float) -> str:
+    """Why a product of less than that is torch's, where empty ones are always."""
+    return f"below {in_words(least)}FLOP" if least > 1 else "empty"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -237,8 +245,12 @@ class Mode(TorchDispatchMode):
             self._add(op, _grouped, how, least)
         for op in _overloads(_COMPOSITES, True):
             self.handlers[id(op)] = _composite(self)
+        for op in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
+            self._add(op, _convolution, how, least)
+        self._add(torch.ops.aten.convolution_backward.default, _convolution_backward, how, least)
         for op in _fused():
-            self._add(op, _inseparable)
+            if id(op) not in self.handlers:
+                self._add(op, _inseparable)
         for op in (_SGEMM, _SGEMM_OUT, torch.ops.xgemm.sgemm_row_sums.default):
             self._add(op, _ours)
 
@@ -282,7 +294,7 @@ def _product(
     column = form.column
     plain = place == "new" and not form.addend and operands is None
     least = max(least, 1)  # empty results, and K = 0, are torch's
-    small = tally.left.setdefault(f"below {in_words(least)}FLOP" if least > 1 else "empty", [0, 0])
+    small = tally.left.setdefault(_small(least), [0, 0])
 
     def handle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if types:
@@ -358,7 +370,6 @@ def _product(
 
 def _grouped(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
     """What takes products of groups."""
-    small = f"below {in_words(least)}FLOP"
 
     def handle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if types:
@@ -368,7 +379,7 @@ def _grouped(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
         flops, why = 0, ""
         try:
             flops = grouped.flops(a.shape, b.shape)
-            why = _reason((a, b)) or ("" if flops >= max(least, 1) else small)
+            why = _reason((a, b)) or ("" if flops >= max(least, 1) else _small(least))
             if not why and all(x is None for x in others):
                 result = grouped.product(a, b, offs, how)
                 if result is not None:
@@ -379,6 +390,80 @@ def _grouped(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
             why = str(error).partition("\n")[0]
         result = func(*args, **kwargs)
         tally.leave(why or "alignment, offsets or options", flops)
+        return result
+
+    return handle
+
+
+def _convolution(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
+    """What takes convolutions that are products."""
+    product = functools.partial(_CALL, **how)
+
+    def taken(args: tuple[Any, ...]) -> tuple[Any, int, str]:
+        """The result, its FLOP, and why there is none."""
+        x, weight, bias, *options = args[:9]
+        operands = (x, weight) if bias is None else (x, weight, bias)
+        if not convolutions.is_product(weight.shape[2:], *options):
+            return None, 0, ""
+        if reason := _reason(operands) or _misfit(x.shape, weight.shape):
+            return None, 0, reason
+        if bias is not None and bias.shape != weight.shape[:1]:
+            return None, 0, "sizes"
+        flops = convolutions.flops(x.shape, weight.shape)
+        if flops < max(least, 1):
+            return None, flops, _small(least)
+        last = convolutions.torchs_is_channels_last(x, weight, options[2])
+        return convolutions.convolve(product, x, weight, bias, last), flops, ""
+
+    return _counted(tally, taken)
+
+
+def _convolution_backward(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
+    """What takes the gradients of convolutions that are products."""
+
+    def taken(args: tuple[Any, ...]) -> tuple[Any, int, str]:
+        grad, x, weight, _, *options, wanted = args
+        if not convolutions.is_product(weight.shape[2:], *options):
+            return None, 0, ""
+        if reason := _reason((grad, x, weight)) or _misfit(x.shape, weight.shape):
+            return None, 0, reason
+        result = x.shape[0], weight.shape[0], *convolutions.places(x.shape, weight.shape)
+        if grad.shape != result:
+            return None, 0, "sizes"
+        each = convolutions.flops(x.shape, weight.shape)
+        products = wanted[0] + wanted[1]
+        if not products or each < max(least, 1):
+            return None, each * products, _small(least) if products else "a sum alone"
+        last = convolutions.torchs_is_channels_last(x, weight, options[2])
+        grads = convolutions.gradients(grad, x, weight, last, wanted, how)
+        return grads, each * products, ""
+
+    return _counted(tally, taken)
+
+
+def _misfit(x: torch.Size, weight: torch.Size) -> str:
+    return "" if convolutions.fits(x, weight) else "sizes"
+
+
+def _counted(tally: Tally, taken: Callable[[tuple[Any, ...]], tuple[Any, int, str]]) -> _Handler:
+    """What asks ``taken`` for a call's result, and torch where there is none."""
+
+    def handle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if types:
+            return _of_subclasses(func, args, kwargs)
+        flops, why = 0, ""
+        try:
+            result, flops, why = taken(args)
+            if result is not None:
+                tally.calls += 1
+                tally.flops += flops
+                return result
+        except _UNFIT as error:
+            why = str(error).partition("\n")[0]
+        result = func(*args, **kwargs)
+        if not why:
+            why = _reason((args[0],)) or WHOLE
+        tally.leave(why, flops or _flops(func, args, kwargs, result))
         return result
 
     return handle
@@ -444,7 +529,8 @@ def _functions() -> Iterator[CodeType]:
     """The code of what a call runs."""
     for function in (_torch_dispatch, _of_subclasses, _reason, _flops, Tally.leave):
         yield function.__code__
-    for factory in (_product, _grouped, _composite, _inseparable, _ours):
+    for factory in (_product, _grouped, _convolution, _convolution_backward, _counted, _composite,
+                    _inseparable, _ours):  # fmt: skip
         yield from filter(inspect.iscode, factory.__code__.co_consts)
 
 

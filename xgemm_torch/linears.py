@@ -1,5 +1,7 @@
 """Which modules are a ``torch.nn.Linear``, or transformers' ``Conv1D``, and nothing besides.
 
+Or a convolution that is a product.
+
 And which others multiply by matrices that they hold themselves, for a report to name them.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from . import convnd
 from .conv1d import is_conv1d
 
 
@@ -32,6 +35,8 @@ def obstacle(module: nn.Module) -> str | None:
             f"a subclass of torch.nn.Linear, {kind.__name__}, which may mean something else; "
             "if its forward is F.linear, convert(types=) takes it"
         )
+    if words := convnd.in_words(module):
+        return _of_convolution(module, words)
     if any(map(is_conv1d, kind.__mro__)):
         return f"a subclass of transformers' Conv1D, {kind.__name__}"
     if isinstance(module, nn.Bilinear):
@@ -39,6 +44,16 @@ def obstacle(module: nn.Module) -> str | None:
     if "Linear" in kind.__name__ or "linear" in kind.__module__.rpartition(".")[2]:
         return "no torch.nn.Linear" if getattr(module, "weight", None) is not None else None
     return _matrices(module)
+
+
+def _of_convolution(module: nn.Module, words: str) -> str:
+    if type(module) in convnd.CLASSES:
+        return replaced(module)
+    if nn.utils.parametrize.is_parametrized(module):
+        return f"a {words}, parametrized; its class computes the parameters"
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return "has no shape yet; convert after the first forward"
+    return f"a {words} of a class of its own, which may mean something else"
 
 
 _HOLDERS = (nn.ParameterList, nn.ParameterDict)

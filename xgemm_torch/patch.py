@@ -246,13 +246,16 @@ def patch(
     Inside it ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``addbmm``, ``mv`` and ``addmv``, also in
     place and with ``out=``, go through xgemm, and so does what is made of them: ``matmul``, ``@``,
     ``einsum``, ``tensordot``, ``F.linear``, the projections of ``nn.MultiheadAttention``, RNN
-    cells, and the products of backward passes; and ``_grouped_mm``, experts' products. Everything
-    else is torch's, untouched: other dtypes, sparse and nested tensors, empty products, errors.
+    cells, and the products of backward passes; ``_grouped_mm``, experts' products; and convolutions
+    without groups and padding whose stride is their kernel's size, as of 1x1 and patch embeddings.
+    Everything else is torch's, untouched: other dtypes, sparse and nested tensors, empty products,
+    errors.
 
     What torch computes in one operator has no product to take: ``scaled_dot_product_attention``
-    (but for torch's math fallback), convolutions, cuDNN's and oneDNN's RNN layers, the fast path of
-    ``nn.TransformerEncoderLayer``. The report counts them. Not even that is seen of what an
+    (but for torch's math fallback), other convolutions, cuDNN's and oneDNN's RNN layers, the fast
+    path of ``nn.TransformerEncoderLayer``. The report counts them. Not even that is seen of what an
     operator from elsewhere multiplies inside (``torch.library.custom_op``, a C++ extension).
+    torch's own convolutions are TF32 where ``torch.backends.cudnn.allow_tf32`` is left as it comes.
 
     It holds for the thread that enters it, and for the backward passes that are started inside,
     whichever threads they run in; ``backward()`` after the end runs torch's products. Call what
