@@ -591,8 +591,8 @@ HOLD = {
     "attention": (lambda: nn.MultiheadAttention(4, 2), "its input projection is no module"),
 }
 NOTE = (
-    "products of modules that were not swapped are torch's; inside xgemm_torch.patch() they go "
-    "through xgemm, too"
+    "products of modules that were not swapped, and of weights that are handed on, are torch's; "
+    "inside xgemm_torch.patch() they go through xgemm, too"
 )
 
 
@@ -644,6 +644,55 @@ def test_patch_takes_what_the_note_says():
         got = model(x)
     torch.testing.assert_close(got, want)
     assert {row.product: row.calls for row in p} == {"bmm": 2, "xgemm.sgemm": 1}
+
+
+class Window(nn.Module):
+    """As torchvision's Swin and timm's: not every layer that it holds is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj, self.norm = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.inner = nn.ModuleDict({"gate": nn.Linear(6, 6)})
+
+    def forward(self, x):
+        if isinstance(self.norm.weight, torch.Tensor) and x.dtype != self.norm.weight.dtype:
+            x = x.to(self.norm.weight.dtype)
+        x = nn.functional.linear(x, weight=self.qkv.weight, bias=self.qkv.bias)
+        x = self._inner(x, self.inner.gate.weight)
+        return self.norm(x) + torch.nn.functional.linear(x, self.proj.weight)
+
+    def _inner(self, x, weight):
+        return x @ weight
+
+
+def test_weights_that_are_handed_on_are_named():
+    model, x = nn.Sequential(Window(), nn.Linear(6, 2)), problems.normal(3, 6)
+    report = xgemm_torch.convert(model)
+    handed = "Window.forward hands its weight to another function, which patch() sees"
+    assert {row.fqn for row in report if row.reason.endswith(handed)} == {
+        "0.qkv", "0.proj", "0.inner.gate",
+    }  # fmt: skip
+    assert len(report.swapped) == 5
+    assert report.notes[-1] == NOTE
+    with xgemm_torch.patch(min_flops=0) as p:
+        model(x)
+    assert {row.product: row.calls for row in p} == {"xgemm.sgemm": 2, "addmm": 1, "mm": 2}
+
+
+def test_classes_without_a_source_are_not_read():
+    owner = {}
+    exec(  # as a notebook's, or a compiled module's
+        "class Owner(Module):\n"
+        "    def forward(self, x):\n"
+        "        return linear(x, self.layer.weight)\n",
+        {"Module": nn.Module, "linear": nn.functional.linear, "__name__": "made"},
+        owner,
+    )
+    model = owner["Owner"]()
+    model.layer = nn.Linear(2, 2)
+    report = xgemm_torch.convert(model)
+    assert report[0].reason == "kernel=auto, precision=fp32"
+    assert report.notes == ()
 
 
 # ------------------------------------------------------------------------------ types=

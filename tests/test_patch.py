@@ -1212,6 +1212,16 @@ def test_grouped_products_that_are_wrong_are_torchs():
     assert reasons(p) == {"bfloat16"}
 
 
+def test_flops_of_rnn_layers():
+    """Those that are one operator: of every row, by every matrix, and twice of it in backward."""
+    x, layer = _a(5, 3, 8).requires_grad_(), torch.nn.LSTM(8, 6, 2, bidirectional=True)
+    with everything() as p:
+        layer(x)[0].sum().backward()
+    forward = 2 * 5 * 3 * sum(w.numel() for w in layer.parameters() if w.dim() == 2)
+    assert sum(row.flops for row in p) == 3 * forward
+    assert "unknown" not in str(p)
+
+
 def test_unknown_flops_are_said_to_be():
     with everything() as p:
         F.bilinear(A, B, _a(3, 4, 4))

@@ -19,6 +19,7 @@ from .linears import obstacle, replaced
 from .nn import DEFAULTS, Linear
 from .ops import KERNELS
 from .opted import check_types, opted
+from .owners import hands_on
 from .stock import check_autocast
 from .types import Autocast, Precision
 
@@ -116,11 +117,12 @@ def convert(
     and the stride is the kernel's size, as of a 1x1 convolution, or a vision transformer's patch
     embedding. Those have a row; other convolutions have none, and stay. The report has a row for
     each module that looks like a Linear or holds matrices itself (experts, RNNs, attention's input
-    projection), swapped or not, and says why; products of what is not swapped are for
-    ``xgemm_torch.patch()``. An error, one that ``filter_fn`` raises too, leaves the
-    model as it was. A model may be converted before or after
-    ``torch.compile``; its graphs are compiled anew. Convert before ``fully_shard``, which changes
-    the classes of modules itself.
+    projection), swapped or not, and says why; it names layers whose weight their owner's forward
+    hands to another function, as ``F.linear``. Products of both are for ``xgemm_torch.patch()``.
+
+    An error, one that ``filter_fn`` raises too, leaves the model as it was. A model may be
+    converted before or after ``torch.compile``; its graphs are compiled anew. Convert before
+    ``fully_shard``, which changes the classes of modules itself.
 
     Convert before ``parallelize_module``, too: products of sharded operands have rules of their
     own, but a layer whose weight is sharded already is left, and the report says so. Not supported:
@@ -153,7 +155,8 @@ def convert(
     left = False
     chosen: list[nn.Module] = []
     first_name: dict[int, str] = {}
-    for fqn, module in model.named_modules(remove_duplicate=False):
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for fqn, module in modules.items():
         name = _type_name(module)
         if id(module) in first_name:
             if any(row.fqn == first_name[id(module)] for row in rows):
@@ -173,6 +176,9 @@ def convert(
             chosen.append(module)
         what = convnd.in_words(module)
         how = f"{what and f'{what}: '}kernel={kernel}, precision={precision}"
+        if not reason and (owner := hands_on(modules, fqn)):
+            how += f"; {owner}.forward hands its weight to another function, which patch() sees"
+            left = True
         rows.append(Row(fqn, name, not reason, reason or how))
     for module in chosen:  # only now: nothing can fail any more
         _swap(module, {"kernel": kernel, "precision": precision, "autocast": autocast})
@@ -183,8 +189,8 @@ def convert(
         notes.append(f"no module of {type(model).__name__} looks like a Linear; it is as it was")
     if left:
         notes.append(
-            "products of modules that were not swapped are torch's; inside xgemm_torch.patch() "
-            "they go through xgemm, too"
+            "products of modules that were not swapped, and of weights that are handed on, are "
+            "torch's; inside xgemm_torch.patch() they go through xgemm, too"
         )
     return ConvertReport(tuple(rows), tuple(notes))
 

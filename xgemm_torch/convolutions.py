@@ -64,9 +64,17 @@ def places(x: Size, weight: Size) -> list[int]:
     return [size // k for size, k in zip(x[2:], weight[2:], strict=True)]
 
 
-def flops(x: Size, weight: Size) -> int:
-    """Count FLOP of the product, and of each of its gradients' products."""
-    return 2 * x[0] * math.prod(places(x, weight)) * math.prod(weight)
+def flops(x: Size, weight: Size, out: Size | None = None, transposed: bool = False) -> int:
+    """Count FLOP of a convolution, and of each of its gradients: input's and weight's.
+
+    Args:
+        x: (B, C, *sizes).
+        weight: (O, C / groups, *kernel).
+        out: of the result, (B, O, *places), where it is no product of ours.
+        transposed: whether the convolution is.
+    """
+    at = x[2:] if transposed else places(x, weight) if out is None else out[2:]
+    return 2 * x[0] * math.prod(at) * math.prod(weight)
 
 
 # ---------------------------------------------------------------------------------------------

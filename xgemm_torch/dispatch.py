@@ -423,15 +423,17 @@ def _convolution_backward(tally: Tally, how: dict[str, Any], least: float) -> _H
 
     def taken(args: tuple[Any, ...]) -> tuple[Any, int, str]:
         grad, x, weight, _, *options, wanted = args
+        products = wanted[0] + wanted[1]
         if not convolutions.is_product(weight.shape[2:], *options):
-            return None, 0, ""
+            # torch's formula does not know of groups in the gradient of the weight.
+            each = convolutions.flops(x.shape, weight.shape, grad.shape, options[3])
+            return None, each * products, ""
         if reason := _reason((grad, x, weight)) or _misfit(x.shape, weight.shape):
             return None, 0, reason
         result = x.shape[0], weight.shape[0], *convolutions.places(x.shape, weight.shape)
         if grad.shape != result:
             return None, 0, "sizes"
         each = convolutions.flops(x.shape, weight.shape)
-        products = wanted[0] + wanted[1]
         if not products or each < max(least, 1):
             return None, each * products, _small(least) if products else "a sum alone"
         last = convolutions.torchs_is_channels_last(x, weight, options[2])
@@ -520,14 +522,27 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         packet = getattr(torch.ops.aten, packet.__name__.replace("_for_cpu", ""), packet)
     formula = flop_registry.get(packet)
     try:
+        if "_rnn" in packet.__name__:
+            return _flops_of_rnn(packet.__name__, args)
         return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
     except Exception:  # a count must not end what is counted
         return 0
 
 
+def _flops_of_rnn(name: str, args: Any) -> int:
+    """Of an operator that is an RNN's layers: every row of the input meets every matrix.
+
+    Weights are a list, or the four tensors after the input. A gradient is two products for one.
+    """
+    x, weights = args[0], args[1] if isinstance(args[1], (list, tuple)) else args[1:5]
+    rows = x.numel() // max(x.shape[-1], 1)
+    passes = 2 if "backward" in name else 1
+    return 2 * passes * rows * sum(w.numel() for w in weights if w.dim() == 2)
+
+
 def _functions() -> Iterator[CodeType]:
     """The code of what a call runs."""
-    for function in (_torch_dispatch, _of_subclasses, _reason, _flops, Tally.leave):
+    for function in (_torch_dispatch, _of_subclasses, _reason, _flops, _flops_of_rnn, Tally.leave):
         yield function.__code__
     for factory in (_product, _grouped, _convolution, _convolution_backward, _counted, _composite,
                     _inseparable, _ours):  # fmt: skip
