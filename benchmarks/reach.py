@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import provenance
+import reach_page
 import records
 import torch
 from architectures import ARCHITECTURES, Architecture
@@ -35,7 +36,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 import xgemm_torch
 
 NOT_INSTALLED = "not installed"
-WAYS = ("stock", "convert", "patch")
 SMALLEST = 1e-3
 Results = tuple[list[Tensor], list[Tensor]]
 
@@ -170,55 +170,10 @@ def measure(a: Architecture, device: str, precision: Any) -> dict[str, Any]:
     return {**entry, "status": "; ".join(failed) or "ok"}
 
 
-def percent(share: float) -> str:
-    """Give a share; what is not all is not rounded to it."""
-    return "100%" if share == 1 else f"{min(100 * share, 99.9):.3g}%"
-
-
-def of_errors(errors: dict[str, list[float]] | None, place: int) -> str:
-    """Stock's error, and those of both ways beside it."""
-    if not errors:
-        return "-"
-    cells = (f"{errors[way][place]:.1e}" if way in errors else "-" for way in WAYS)
-    return " / ".join(cells)
-
-
-HEAD = (
-    "package", "model", "FLOP", "convert", "patch", "torch's own, inside patch",
-    "errors of outputs", "errors of gradients", "a step",
-)  # fmt: skip
-
-
-def rows(record: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Give the table's lines, as `HEAD` names their cells."""
-    lines = []
-    for name, entry in record["models"].items():
-        patch, convert = entry.get("patch"), entry.get("convert")
-        left = []
-        for product, flops in (patch or {}).get("left", {}).items():
-            left.append(f"{product} {percent(flops / patch['flops'])}")
-        if patch and patch["unknown"]:
-            left.append(f"{patch['unknown']} of unknown FLOP")
-        lines.append(
-            (
-                f"{entry['package']} {entry['version'] or ''}".strip(),
-                name,
-                f"{patch['flops']:.2g}" if patch else "-",
-                percent(convert["share"]) if convert and convert["flops"] else "-",
-                percent(patch["share"]) if patch and patch["flops"] else "-",
-                ", ".join(left) or "-",
-                of_errors(entry.get("errors"), 0),
-                of_errors(entry.get("errors"), 1),
-                entry["status"] + (f" (float64: {entry['float64']})" if "float64" in entry else ""),
-            )
-        )
-    return lines
-
-
 def show(record: dict[str, Any]) -> None:
     """Print the table."""
-    lines = [HEAD, *rows(record)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    lines = [reach_page.HEAD, *reach_page.rows(record)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(reach_page.HEAD))]
     for line in lines:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
     facts = record["facts"]

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
 
 import examples_page  # noqa: E402
 
-from benchmarks import kinds, records, shapes  # noqa: E402
+from benchmarks import kinds, reach_page, records, shapes  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
 from xgemm_torch.tools import explain_command, plotting  # noqa: E402
 from xgemm_torch.tools.accuracy import Errors, broken  # noqa: E402
@@ -351,7 +351,7 @@ def sources() -> list[str]:
     """The records that the page is made from."""
     rows = []
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
-                 "gpt2-200-steps-tf32", "steps", "steps-compiled",
+                 "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach",
                  *(["examples"] if examples() else [])):  # fmt: skip
         name, record = newest(kind)
         facts = record.get("facts", record)
@@ -363,7 +363,7 @@ def sources() -> list[str]:
             f"`{facts['commit'][:10]}`" if "commit" in facts else "not on record",
             f"`{by}`" if by != "-" else "not on record",
         ))  # fmt: skip
-    return table(("record", "GPU", "torch", "commit", "command"), rows)
+    return table(("record", "device", "torch", "commit", "command"), rows)
 
 
 def speed_cell(stage: Stage, times: dict[str, dict[str, float]]) -> str:
@@ -516,6 +516,26 @@ def data_table() -> list[str]:
     return table(head, rows)
 
 
+def reach_table() -> list[str]:
+    """What convert and patch reach of each architecture."""
+    return table(reach_page.HEAD, reach_page.rows(newest("reach")[1]))
+
+
+def reach_in_words() -> list[str]:
+    """How many architectures there are, and how many a patch reaches nearly all of."""
+    found = newest("reach")[1]["models"].values()
+    shares = {
+        way: [e[way]["share"] for e in found if e.get(way, {}).get("flops")]
+        for way in ("convert", "patch")
+    }
+    ran = sum(e["status"] == "ok" for e in found)
+    counts = [sum(share > 0.9 for share in shares[way]) for way in shares]
+    return [
+        f"{ran} of {len(found)} ran in every way. More than nine tenths of the FLOP are reached in",
+        f"{counts[0]} by `convert`, in {counts[1]} by `patch`.",
+    ]
+
+
 # --- the blocks of docs/examples.md ---------------------------------------------------------------
 
 
@@ -543,7 +563,8 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
     "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
-    "errors": error_table, "data": data_table, "examples": example_table,
+    "errors": error_table, "data": data_table, "reach": reach_table,
+    "reach-in-words": reach_in_words, "examples": example_table,
     "examples-chart": example_chart, "examples-details": example_details,
 }  # fmt: skip
 

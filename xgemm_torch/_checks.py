@@ -69,6 +69,8 @@ def known(fact: Any) -> bool:
     """Whether a comparison of sizes is known to hold; of a size that data decide it may not be."""
     if type(fact) is bool and not is_compiling():
         return fact
+    if isinstance(fact, Tensor):  # while torch.jit.trace records sizes
+        return bool(fact)
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # not at import: it is large
 
     return guard_or_false(fact)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ._checks import Words
+from .deploy import Deployed
 from .functional import _rows
 from .ops import sgemm_as
 from .stock import is_torchs
@@ -27,7 +28,7 @@ def is_conv1d(kind: type) -> bool:
     return (kind.__module__, kind.__qualname__) == (HOME, NAME)
 
 
-class Product(nn.Module):
+class Product(Deployed, nn.Module):
     """What a converted ``Conv1D`` has besides: our product, and its options."""
 
     weight: Tensor

@@ -15,6 +15,7 @@ from torch.overrides import has_torch_function_variadic
 
 from . import convolutions
 from ._checks import Words
+from .deploy import Deployed
 from .ops import overridden, sgemm_as
 from .stock import is_torchs
 from .types import Autocast, Precision
@@ -54,7 +55,7 @@ def convolution(
     return out if x is input else out.squeeze(0)
 
 
-class Product(nn.modules.conv._ConvNd):
+class Product(Deployed, nn.modules.conv._ConvNd):
     """What a converted convolution has besides: our product, and its options."""
 
     kernel: str = "auto"

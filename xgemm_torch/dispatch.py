@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -549,20 +549,23 @@ def _functions() -> Iterator[CodeType]:
         yield from filter(inspect.iscode, factory.__code__.co_consts)
 
 
-def _without_dynamo() -> Callable[..., Any]:
-    """``_torch_dispatch``, which Dynamo leaves alone, with what it calls, by a flag of its code.
+def skipped_by_dynamo(codes: Iterable[CodeType]) -> bool:
+    """Have Dynamo leave functions alone, with what they call; whether this torch can.
 
-    torch wraps the method that a class is made with in ``torch._disable_dynamo`` for this, which
-    imports Dynamo, and takes 0.6 us for each call of any operator.
+    By a flag of their code: ``torch._disable_dynamo``, with which torch wraps the method that a
+    mode's class is made with, imports Dynamo, and takes 0.6 us for each call of any operator.
     """
     frames = torch._C._dynamo.eval_frame
     try:
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-        for code in _functions():
+        for code in codes:
             frames.set_code_exec_strategy(code, skip)
     except AttributeError:  # names that are not public
-        return torch._disable_dynamo(_torch_dispatch)  # type: ignore[attr-defined]
-    return _torch_dispatch
+        return False
+    return True
 
 
-Mode.__torch_dispatch__ = _without_dynamo()  # type: ignore[method-assign]
+if skipped_by_dynamo(_functions()):
+    Mode.__torch_dispatch__ = _torch_dispatch  # type: ignore[assignment, method-assign]
+else:
+    Mode.__torch_dispatch__ = torch._disable_dynamo(_torch_dispatch)  # type: ignore

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import _checks
+from .deploy import Deployed
 from .functional import linear
 from .linears import obstacle, replaced
 from .ops import ACTIVATIONS, KERNELS
@@ -34,7 +35,7 @@ DEFAULTS: Options = {
 }  # fmt: skip
 
 
-class Linear(torch.nn.Linear):
+class Linear(Deployed, torch.nn.Linear):
     """``torch.nn.Linear`` whose product, forward and backward, is ``xgemm_torch.linear``.
 
     The same parameters, initial values and ``state_dict`` keys as torch's; the rest of torch takes

@@ -38,7 +38,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _C, _checks, flops, inductor, sharding
+from . import _C, _checks, deploy, flops, inductor, sharding
 from ._checks import Words, own_words
 from .registry import left_out, stages
 from .types import Activation, Precision
@@ -252,8 +252,16 @@ def _with_row_sums(name: str, a: Tensor, b: Tensor, **flags: Any) -> tuple[Tenso
 
 
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
-    """Sum ``grad`` over what was broadcast."""
-    return grad if grad.shape == shape else grad.sum_to_size(shape)
+    """Sum ``grad`` over what was broadcast; a size that data decide was not."""
+    known, lead = _checks.known, grad.dim() - len(shape)
+    ones = [
+        lead + i
+        for i, size in enumerate(shape)
+        if known(size == 1) and not known(grad.shape[lead + i] == 1)
+    ]
+    if not lead and not ones:
+        return grad
+    return grad.sum((*range(lead), *ones), keepdim=True).view(shape)
 
 
 class _Rules:
@@ -814,6 +822,8 @@ def overridden(function: Callable[..., Any], operands: Any, *args: Any, **kwargs
     if is_compiling():
         others = tuple(t for t in operands if t is not None and not isinstance(t, Tensor))
         operands = others or operands
+    else:
+        deploy.warn_of_quantization(operands)
     return handle_torch_function(function, operands, *args, **kwargs)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from . import _checks
-from .dispatch import WHOLE, Mode, in_words
+from .dispatch import WHOLE, Mode, in_words, skipped_by_dynamo
 from .ops import KERNELS
 from .types import Precision
 
@@ -227,6 +227,17 @@ class Patch:
         if unknown:
             lines[-1] += f"; {unknown} of the others have unknown FLOP"
         return "\n".join(line.rstrip() for line in lines)
+
+
+def _leave_to_python(*functions: Any) -> None:
+    """A call of them in a compiled function breaks its graph, and Python runs it as it is."""
+    skipped_by_dynamo(function.__code__ for function in functions)
+    for function in functions:  # what torch.compiler.disable sets, which imports Dynamo
+        function._torchdynamo_disable = True
+        function._torchdynamo_disable_msg = "a patch is a context manager of eager mode"
+
+
+_leave_to_python(Patch.__enter__, Patch.__exit__)
 
 
 def _innermost() -> None:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from .deploy import to_onnx
 from .ops import any_autocast
 from .types import Autocast
 
 AUTOCASTS: tuple[Autocast, ...] = get_args(Autocast)
 """What a layer may do under autocast: what torch's does, or compute and give float32."""
+_tracing_state = torch._C._get_tracing_state
 
 
 def check_autocast(name: str, autocast: object) -> None:
@@ -25,12 +27,15 @@ def is_torchs(weight: Tensor, autocast: Autocast) -> bool:
     """Whether a layer's product is torch's own.
 
     Its weight is of another dtype than float32, as after ``module.bfloat16()``, or autocast would
-    cast it and ``autocast`` says "torch".
+    cast it and ``autocast`` says "torch", or it is exported to ONNX.
     """
     if weight.dtype is not torch.float32:
         return isinstance(weight.dtype, torch.dtype)  # torch.fx's tracer knows none
-    if not is_compiling() and not any_autocast():  # at once: every call of a layer asks
+    tracing = is_compiling() or _tracing_state() is not None
+    if not tracing and not any_autocast():  # at once: every call of a layer asks
         return False
+    if tracing and to_onnx():
+        return True
     if autocast == "float32" or weight.is_meta:
         return False
     device = weight.device.type
