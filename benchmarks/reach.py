@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import xgemm_torch
+from xgemm_torch.tools import environment
 
 NOT_INSTALLED = "not installed"
 SMALLEST = 1e-3
@@ -93,11 +94,8 @@ def step(model: nn.Module, inputs: Any) -> Results:
     output = leaves(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
     if not output:
         raise RuntimeError("no output depends on a parameter")
-    # Weights of both signs, the same for every dtype.
-    loss = sum(
-        (t * torch.linspace(-1, 1, t.numel(), dtype=torch.float64).to(t).view(t.shape)).sum()
-        for t in output
-    )
+    # Weights of both signs, of float32, so that float64 has the same.
+    loss = sum((t * torch.linspace(-1, 1, t.numel()).to(t).view(t.shape)).sum() for t in output)
     loss.backward()
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     return [t.detach() for t in output], grads
@@ -116,7 +114,9 @@ def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 def first_line(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"[:160]
+    """Say what was raised, in a cell of a table."""
+    line = str(problem).strip().partition("\n")[0].replace("|", "/")
+    return f"{type(problem).__name__}: {line}"[:160]
 
 
 def shares(p: xgemm_torch.Patch) -> dict[str, Any]:
@@ -199,7 +199,10 @@ def main() -> None:
         show(records.read(options.show))
         return
     precision = options.precision or ("ieee" if options.device == "cpu" else "fp32")
-    record: dict[str, Any] = {"facts": provenance.facts(), "precision": precision, "models": {}}
+    facts = provenance.facts()
+    if options.device == "cpu":
+        facts["device"] = environment.device_name("cpu")
+    record: dict[str, Any] = {"facts": facts, "precision": precision, "models": {}}
     for a in ARCHITECTURES:
         if options.models and not any(word in a.name for word in options.models):
             continue

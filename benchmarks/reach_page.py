@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from xgemm_torch.dispatch import in_words
+
 HEAD = (
     "library", "model", "FLOP", "convert", "patch", "torch's own inside patch",
     "errors of outputs", "errors of gradients", "a step",
@@ -64,7 +66,7 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
             (
                 f"{entry['package']} {entry['version'] or ''}".strip(),
                 name,
-                f"{flops / 1e6:.3g} M" if flops else "-",
+                in_words(flops).strip() if flops else "-",
                 *shares,
                 left(ran["patch"]) if flops else "-",
                 errors(entry, 0),

@@ -208,6 +208,7 @@ ERRORS = {
     "rank": lambda: F.conv2d(spread(3, 4), W),
     "too small": lambda: F.conv2d(spread(1, 3, 1, 4), W2, stride=2),
     "bias": lambda: F.conv2d(X, W, spread(5)),
+    "bias of one": lambda: F.conv2d(X, W, spread(1)),
     "dtype": lambda: F.conv2d(X, W.double()),
     "dtype of bias": lambda: F.conv2d(X, W, B.double()),
     "dilation": lambda: F.conv2d(X, W, dilation=0),
