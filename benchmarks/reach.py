@@ -94,8 +94,9 @@ def step(model: nn.Module, inputs: Any) -> Results:
     output = leaves(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
     if not output:
         raise RuntimeError("no output depends on a parameter")
-    # Weights of both signs, of float32, so that float64 has the same.
-    loss = sum((t * torch.linspace(-1, 1, t.numel()).to(t).view(t.shape)).sum() for t in output)
+    # Random weights, drawn in float32, so that float64 has the same.
+    generator = torch.Generator().manual_seed(2)
+    loss = sum((t * torch.randn(t.shape, generator=generator).to(t)).sum() for t in output)
     loss.backward()
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     return [t.detach() for t in output], grads
