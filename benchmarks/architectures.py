@@ -23,21 +23,27 @@ WIDTH, HEADS, LENGTH, WORDS = 64, 4, 32, 96
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model by its name, the package that has it, and what makes it."""
+    """A model by its name, the package that has it, and what makes it.
+
+    ``types`` is the place of a class that ``convert(types=)`` is to be told of.
+    """
 
     name: str
     package: str
     make: Callable[[], Made]
+    types: str = ""
 
 
 ARCHITECTURES: list[Architecture] = []
 
 
-def of(package: str, name: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
+def of(
+    package: str, name: str, types: str = ""
+) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
     """Put what makes a model into `ARCHITECTURES`."""
 
     def add(make: Callable[[], Made]) -> Callable[[], Made]:
-        ARCHITECTURES.append(Architecture(name, package, make))
+        ARCHITECTURES.append(Architecture(name, package, make, types))
         return make
 
     return add
@@ -128,8 +134,8 @@ def of_transformers(config: str, model: str, inputs: Any = None, **sizes: Any) -
     return made, {"input_ids": ids()} if inputs is None else inputs
 
 
-def transformers_text(name: str, config: str, model: str, **sizes: Any) -> None:
-    of("transformers", name)(lambda: of_transformers(config, model, **sizes))
+def transformers_text(name: str, config: str, model: str, types: str = "", **sizes: Any) -> None:
+    of("transformers", name, types)(lambda: of_transformers(config, model, **sizes))
 
 
 transformers_text("Llama", "LlamaConfig", "LlamaForCausalLM", **CAUSAL)
@@ -142,7 +148,10 @@ transformers_text("BERT", "BertConfig", "BertModel", **TEXT, **DRY)
 transformers_text("DeBERTa v2", "DebertaV2Config", "DebertaV2Model", **TEXT, **DRY,
                   relative_attention=True, position_buckets=16, pos_att_type=["p2c", "c2p"],
                   max_relative_positions=64)  # fmt: skip
-transformers_text("Falcon", "FalconConfig", "FalconForCausalLM", **TEXT, use_cache=False)
+transformers_text(
+    "Falcon", "FalconConfig", "FalconForCausalLM",
+    "transformers.models.falcon.modeling_falcon.FalconLinear", **TEXT, use_cache=False,
+)  # fmt: skip
 transformers_text("Mixtral", "MixtralConfig", "MixtralForCausalLM", **CAUSAL, num_local_experts=4)
 transformers_text(
     "Qwen2-MoE", "Qwen2MoeConfig", "Qwen2MoeForCausalLM", **CAUSAL, num_experts=4,
@@ -355,11 +364,12 @@ def of_pyg(name: str, *more: Any, types: bool = False, **options: Any) -> Made:
     return OnGraph(*layers, types=types), (torch.randn(NODES, WIDTH),)
 
 
-of("torch-geometric", "GCNConv")(lambda: of_pyg("GCNConv"))
-of("torch-geometric", "GraphSAGE")(lambda: of_pyg("SAGEConv"))
-of("torch-geometric", "GATv2")(lambda: of_pyg("GATv2Conv", heads=HEADS, concat=False))
+PYG = "torch_geometric.nn.Linear"
+of("torch-geometric", "GCNConv", PYG)(lambda: of_pyg("GCNConv"))
+of("torch-geometric", "GraphSAGE", PYG)(lambda: of_pyg("SAGEConv"))
+of("torch-geometric", "GATv2", PYG)(lambda: of_pyg("GATv2Conv", heads=HEADS, concat=False))
 of("torch-geometric", "RGCN")(lambda: of_pyg("RGCNConv", 3, types=True))
-of("torch-geometric", "TransformerConv")(
+of("torch-geometric", "TransformerConv", PYG)(
     lambda: of_pyg("TransformerConv", heads=HEADS, concat=False)
 )
 

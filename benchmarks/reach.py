@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import importlib.metadata
 import warnings
 from collections.abc import Sequence
@@ -135,9 +136,17 @@ def shares(p: xgemm_torch.Patch) -> dict[str, Any]:
     }
 
 
+def class_at(place: str) -> Any:
+    """Give the class, or nothing, of a dotted name."""
+    home, _, name = place.rpartition(".")
+    return getattr(importlib.import_module(home), name) if place else ()
+
+
 def measure(a: Architecture, device: str, precision: Any) -> dict[str, Any]:
     """Run one architecture in every way; an error of one is what the record has of it."""
     entry: dict[str, Any] = {"package": a.package, "version": version(a.package)}
+    if a.types:
+        entry["types"] = a.types.rpartition(".")[2]
     if entry["version"] is None:
         return {**entry, "status": NOT_INSTALLED}
     try:
@@ -159,7 +168,7 @@ def measure(a: Architecture, device: str, precision: Any) -> dict[str, Any]:
         least = 0.0 if way == "patch" else float("inf")
         try:
             if way == "convert":
-                report = xgemm_torch.convert(model, precision=precision)
+                report = xgemm_torch.convert(model, precision=precision, types=class_at(a.types))
                 entry["modules"] = [len(report.swapped), len(report.skipped)]
             with xgemm_torch.patch(min_flops=least, precision=precision) as p:
                 found = step(model, inputs)

@@ -59,6 +59,8 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
         ran = {way: entry.get(way) or {} for way in ("convert", "patch")}
         flops = ran["patch"].get("flops")
         shares = [percent(way["share"]) if way.get("flops") else "-" for way in ran.values()]
+        if "types" in entry and "share" in ran["convert"]:
+            shares[0] += f" (types={entry['types']})"
         status = entry["status"]
         if "float64" in entry:
             status += f" (float64: {entry['float64']})"

@@ -724,7 +724,25 @@ class Clash(nn.Linear):
     kernel = 3
 
 
-@pytest.mark.parametrize("kind", [Falcons, Timms])
+class Graphs(nn.Module):
+    """As torch_geometric's Linear, which is none of torch's, and copies itself."""
+
+    def __init__(self, in_channels, out_channels, bias=True):
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight = nn.Parameter(torch.randn(out_channels, in_channels))
+        self.bias = nn.Parameter(torch.randn(out_channels)) if bias else None
+
+    def __deepcopy__(self, memo):
+        new = Graphs(self.in_channels, self.out_channels, self.bias is not None)
+        new.load_state_dict(self.state_dict())
+        return new
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("kind", [Falcons, Timms, Graphs])
 @pytest.mark.parametrize("bias", [True, False])
 def test_types_are_swapped_and_come_back(kind, bias):
     model = nn.Sequential(kind(4, 8, bias=bias), nn.ReLU(), nn.Linear(8, 3))
@@ -736,7 +754,7 @@ def test_types_are_swapped_and_come_back(kind, bias):
     assert rows(report)["0"] == (True, "kernel=auto, precision=ieee")
     assert report[0].type.endswith(kind.__name__)
     assert isinstance(model[0], kind)
-    assert isinstance(model[0], Linear)
+    assert isinstance(model[0], Linear) == issubclass(kind, nn.Linear)
     assert type(model[0]).__name__ == kind.__name__
     assert list(model.state_dict()) == keys
     got = model(x)
@@ -788,7 +806,7 @@ def test_types_are_exact_and_checked_like_others():
 @pytest.mark.parametrize(
     ("types", "text"),
     [
-        ([nn.Linear], "types are subclasses of torch.nn.Linear, got Linear"),
+        ([nn.Linear], "types are subclasses of torch.nn.Linear, or other layers, got Linear"),
         ([nn.Conv2d], "got Conv2d"),
         (["FalconLinear"], "got 'FalconLinear'"),
         (3, "got 3"),
@@ -801,6 +819,30 @@ def test_types_that_are_none(types, text):
     with pytest.raises(TypeError, match=f"convert: .*{text}"):
         xgemm_torch.convert(model, types=types)
     assert type(model[0]) is nn.Linear
+
+
+def test_types_that_are_no_linears():
+    class Named(nn.Module):
+        def __init__(self, *shape):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.ones(2))
+
+        def forward(self, states):
+            return nn.functional.linear(states, self.weight, self.bias)
+
+    model, x = nn.Sequential(Graphs(3, 3), Named(2, 3), Named(2, 3, 3), Named(3, 2)), torch.ones(3)
+    left = rows(xgemm_torch.convert(copy.deepcopy(model)))
+    assert {name: reason.partition(":")[0] for name, (_, reason) in left.items()} == {
+        name: "has matrices that are no layer's" for name in "0123"
+    }
+    report = xgemm_torch.convert(model, types=[Graphs, Named])
+    assert [row.reason for row in report] == [
+        *2 * ["kernel=auto, precision=fp32"], "its weight is no matrix", "its bias is no vector",
+    ]  # fmt: skip
+    assert torch.equal(model[1](states=x), torch.full((2,), 4.0))
+    for dtype in (torch.double, torch.bfloat16):
+        other = copy.deepcopy(model[1]).to(dtype)
+        assert torch.equal(other(states=x.to(dtype)), torch.full((2,), 4.0, dtype=dtype))
 
 
 def test_types_compile(fresh_dynamo):

@@ -34,6 +34,17 @@ class Half(nn.Module):
         return (self.layer(x) @ self.weight).matmul(self.late)
 
 
+class Like(nn.Module):
+    """A layer that is none of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
 def broken():
     raise OSError("no | such file\nmore")
 
@@ -68,6 +79,16 @@ def test_a_wrong_result_is_an_error_in_the_table(monkeypatch):
     entry = measured(lambda: (Half(), (torch.randn(5, 8),)))
     assert all(error > 5e-4 for error in entry["errors"]["convert"])
     assert all(error < 1e-5 for error in entry["errors"]["patch"])
+
+
+def test_classes_that_convert_is_told_of():
+    a = architectures.Architecture(
+        "one", "torch", lambda: (Like(), (torch.randn(5, 4),)), f"{__name__}.Like"
+    )
+    entry = reach.measure(a, "cpu", "ieee")
+    assert entry["convert"]["share"] == 1
+    (line,) = reach_page.rows({"models": {"like": entry}})
+    assert line[3:5] == ("100% (types=Like)", "100%")
 
 
 def test_what_does_not_run_is_a_row():

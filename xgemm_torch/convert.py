@@ -18,7 +18,7 @@ from . import _checks, conv1d, convnd
 from .linears import obstacle, replaced
 from .nn import DEFAULTS, Linear
 from .ops import KERNELS
-from .opted import check_types, opted
+from .opted import Other, check_types, misfit, opted
 from .owners import hands_on
 from .stock import check_autocast
 from .types import Autocast, Precision
@@ -104,7 +104,7 @@ def convert(
     precision: Precision = "fp32",
     min_features: int = 0,
     autocast: Autocast = "torch",
-    types: Iterable[type[nn.Linear]] | type[nn.Linear] = (),
+    types: Iterable[type[nn.Module]] | type[nn.Module] = (),
 ) -> ConvertReport:
     """Make the ``torch.nn.Linear`` modules of ``model`` ``xgemm_torch.nn.Linear``, in place.
 
@@ -136,15 +136,16 @@ def convert(
         min_features: leave modules with fewer input or output features than this.
         autocast: "torch": under autocast modules are torch's own, in its dtype; "float32": they
             compute in float32 and give float32.
-        types: a subclass of ``torch.nn.Linear``, or several, to swap modules of exactly those, too:
-            classes whose forward gives ``F.linear(input, weight, bias)``, as that of transformers'
-            ``FalconLinear`` does. It is not called any more; all else of theirs stays.
+        types: a class, or several, to swap modules of exactly those, too: subclasses of
+            ``torch.nn.Linear``, or others with a weight (out, in), whose forward gives
+            ``F.linear(input, weight, bias)``, as that of transformers' ``FalconLinear`` and of
+            torch_geometric's ``Linear`` does. It is not called any more; all else of theirs stays.
 
     Returns:
         What was swapped, what was not, and why.
 
     Raises:
-        TypeError: ``model`` is no module, or ``types`` has what is no subclass of Linear.
+        TypeError: ``model`` is no module, or ``types`` has what is no class of such layers.
         ValueError: an unknown kernel, precision or way under autocast.
     """
     _must_be_module("convert", model)
@@ -245,7 +246,7 @@ def _type_name(module: nn.Module) -> str:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, (Linear, conv1d.Product, convnd.Product))
+    return isinstance(module, (Linear, conv1d.Product, convnd.Product, Other))
 
 
 def _stock(kind: type[nn.Module]) -> type[nn.Module] | None:
@@ -260,11 +261,11 @@ def _with_ours(stock: type[nn.Module]) -> type[nn.Module]:
     """The class that a module of class ``stock`` gets."""
     if stock is nn.Linear:
         return Linear
-    if issubclass(stock, nn.Linear):
-        return opted(stock)  # type: ignore[arg-type]
     if stock in convnd.CLASSES:
         return convnd.CLASSES[stock]
-    return conv1d.product_of(stock)  # type: ignore[arg-type]
+    if conv1d.is_conv1d(stock):
+        return conv1d.product_of(stock)  # type: ignore[arg-type]
+    return opted(stock)  # type: ignore[arg-type]
 
 
 def _swap(module: nn.Module, options: dict[str, str]) -> None:
@@ -289,12 +290,12 @@ def _multiplies(module: nn.Module) -> bool:
     )
 
 
-def _obstacle(module: nn.Module, types: frozenset[type[nn.Linear]]) -> str | None:
+def _obstacle(module: nn.Module, types: frozenset[type[nn.Module]]) -> str | None:
     """Why a module cannot be swapped, "" where it can, None where it is nothing like a Linear."""
     if _is_ours(module):
         return "is one already"
     if type(module) in types:
-        return replaced(module) or _unfit(module)
+        return replaced(module) or misfit(module) or _unfit(module)
     return _unfit(module) if (reason := obstacle(module)) == "" else reason
 
 

@@ -42,7 +42,10 @@ def obstacle(module: nn.Module) -> str | None:
     if isinstance(module, nn.Bilinear):
         return "a bilinear form is no matrix product"
     if "Linear" in kind.__name__ or "linear" in kind.__module__.rpartition(".")[2]:
-        return "no torch.nn.Linear" if getattr(module, "weight", None) is not None else None
+        weight = getattr(module, "weight", None)
+        like = type(weight) is nn.Parameter and weight.dim() == 2
+        hint = "; if its forward is F.linear, convert(types=) takes it" if like else ""
+        return f"no torch.nn.Linear{hint}" if weight is not None else None
     return _matrices(module)
 
 
