@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import kinds  # noqa: E402
 import page  # noqa: E402
+import reach_page  # noqa: E402
 import records  # noqa: E402
 import shapes  # noqa: E402
 from page import choice, figures, num, words  # noqa: E402
@@ -76,6 +77,8 @@ class Record:
     def gpu(self) -> str:
         """The GPU's name without its maker and memory; `overview` has the whole one."""
         name = str(self.facts.get("device", "-")).removeprefix("NVIDIA ")
+        if name.endswith(" threads"):  # a CPU
+            return "-"
         return re.sub(r" \d+GB.*", "", name)
 
     @property
@@ -102,6 +105,7 @@ FORMS = {
     "stages": lambda c: "cases" in c,
     "data": lambda c: "cells" in c,
     "accuracy": lambda c: "depths" in c and "rows" in c,
+    "reach": lambda c: "models" in c and "precision" in c,
     "steps": lambda c: "models" in c,
     "examples": lambda c: "examples" in c,
     "training": lambda c: "runs" in c and "interleaved_ms" in c,
@@ -609,6 +613,32 @@ def steps(found: Sequence[Record]) -> str:
     )  # fmt: skip
 
 
+def reach(found: Sequence[Record]) -> str:
+    """What convert and patch reach of architectures."""
+    rows = []
+    for record in of(found, "reach"):
+        for name, entry in record.content["models"].items():
+            ways = [entry.get(way) or {} for way in ("convert", "patch")]
+            errors = [entry.get("errors", {}).get(way, (None, None)) for way in reach_page.WAYS]
+            rows.append((
+                entry["package"], entry["version"] or "-", name, ways[1].get("flops"),
+                *(way.get("share") for way in ways),
+                reach_page.left(ways[1]) if ways[1].get("flops") else "-",
+                *(e[0] for e in errors), *(e[1] for e in errors), entry["status"],
+            ))  # fmt: skip
+    columns = (
+        choice("library"), words("version"), words("model"), figures("FLOP"), figures("convert"),
+        figures("patch"), words("torch's own inside patch", "left"),
+        *(figures(f"{of_what}, {way}", f"{of_what}_{way}")
+          for of_what in ("outputs", "gradients") for way in reach_page.WAYS),
+        words("a step", "step"),
+    )  # fmt: skip
+    return page.table(
+        "t-reach", "Shares of the FLOP that xgemm makes, of 1, and errors beside float64", columns,
+        rows,
+    )  # fmt: skip
+
+
 def training(found: Sequence[Record]) -> str:
     """Whole trainings: losses, their difference, step times."""
     drawn, rows = [], []
@@ -812,6 +842,7 @@ SECTIONS = (
     ("speed", "Speed by size", speeds, ("auto", "rows")),
     ("data", "By what operands hold", data, ("data",)),
     ("accuracy", "Errors by depth", depths, ("accuracy",)),
+    ("reach", "What convert and patch reach", reach, ("reach",)),
     ("steps", "Training steps of models", steps, ("steps",)),
     ("training", "Trainings", training, ("training",)),
     ("examples", "Examples", examples, ("examples",)),

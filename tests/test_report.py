@@ -256,6 +256,16 @@ def test_stages_are_the_records(found, parsed):
                 assert float(shown["TFLOP/s"]) == pytest.approx(t["tflops"], rel=1e-3)
 
 
+def test_reach_is_the_records(found, parsed):
+    rows = {row["model"]: row for row in parsed.rows("t-reach")}
+    for record in report.of(found, "reach"):
+        for name, entry in record.content["models"].items():
+            for way in ("convert", "patch"):
+                assert float(rows[name][way]) == pytest.approx(entry[way]["share"], rel=1e-3)
+            worst = entry["errors"]["patch"]
+            assert float(rows[name]["gradients, patch"]) == pytest.approx(worst[1], rel=1e-3)
+
+
 def test_a_form_that_is_not_known_is_listed():
     text = report.build([report.Record("mine.json", {"facts": {"device": "<GPU>"}, "x": [1]})])
     (row,) = Parsed(text).rows("t-records")
