@@ -146,9 +146,10 @@ def test_any_convolution(device):
 )
 def test_opinfo_samples(name, device):
     given = test_patch.samples(name, torch.float32, device, True)
-    want = test_patch.results(name, given, True)
-    with everything() as p:
-        got = test_patch.results(name, given, True)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        want = test_patch.results(name, given, True)
+        with everything() as p:
+            got = test_patch.results(name, given, True)
     test_patch.close(got, want)
     for x, y in zip(tree_leaves(got), tree_leaves(want), strict=True):
         assert strides(x) == strides(y)
@@ -397,15 +398,33 @@ def test_compiled(way, shape, last):
             assert p.left == 0
 
 
-def test_inductor_keeps_torchs_strides():
+@WAYS
+def test_inductor(way):
     torch._dynamo.reset()
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 2, 2))
+    model = nn.Sequential(nn.Conv2d(3, 7, 1), nn.ReLU(), nn.Conv2d(7, 5, 2, 2))
+    want = model(X)
+    theirs = torch.autograd.grad(want.sin().sum(), list(model.parameters()))
+    if way is converted:
+        xgemm_torch.convert(model)
     compiled = torch.compile(model, fullgraph=True)
     with everything() as p:
         got = compiled(X)
-        got.sum().backward()
-    torch.testing.assert_close(got, model(X), rtol=1e-5, atol=1e-5)
-    assert counted(p) == {"convolution": 2, "convolution_backward": 2}
+        grads = torch.autograd.grad(got.sin().sum(), list(model.parameters()))
+    torch.testing.assert_close((got, *grads), (want, *theirs), rtol=1e-4, atol=1e-5)
+    assert p.left == 0
+    if way is patched:
+        assert counted(p) == {"convolution": 2, "convolution_backward": 2}
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_without_torchs_own_word_on_layouts(last, monkeypatch):
+    """It is a name that is not public."""
+    monkeypatch.delattr(torch._C, "_select_conv_backend")
+    x = X.to(memory_format=torch.channels_last) if last else X
+    with everything() as p:
+        got = F.conv2d(x, W, B)
+    assert p.taken == 1
+    assert strides(got) == strides(F.conv2d(x, W, B))
 
 
 # ------------------------------------------------------------------------------ layers

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(deprecated|quant_min|Please use|quantized tensor|legacy TorchScript|will be removed|"
     "training mode|Converting a tensor to a Python boolean)"
 )
-quantization = pytest.importorskip("torch.ao.quantization")
 SAYS = pytest.warns(UserWarning, match=r"leaves those .* xgemm_torch.revert\(model\) first")
 
 
@@ -46,11 +45,16 @@ X = problems.normal(2, 4, 5)
 # ------------------------------------------------------------------------------ quantization
 
 
+def _quantization() -> Any:
+    return pytest.importorskip("torch.ao.quantization")  # torch means to part with it
+
+
 def dynamic(model: nn.Module) -> nn.Module:
-    return quantization.quantize_dynamic(model, {nn.Linear})
+    return _quantization().quantize_dynamic(model, {nn.Linear})
 
 
 def static(model: nn.Module) -> nn.Module:
+    quantization = _quantization()
     model.qconfig = quantization.default_qconfig
     prepared = quantization.prepare(model)
     prepared(X)
@@ -59,7 +63,7 @@ def static(model: nn.Module) -> nn.Module:
 
 def by_fx(model: nn.Module) -> nn.Module:
     fx = pytest.importorskip("torch.ao.quantization.quantize_fx")
-    prepared = fx.prepare_fx(model, quantization.get_default_qconfig_mapping(), (X,))
+    prepared = fx.prepare_fx(model, _quantization().get_default_qconfig_mapping(), (X,))
     prepared(X)
     return fx.convert_fx(prepared)
 
