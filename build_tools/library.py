@@ -137,8 +137,8 @@ def write(plan: Plan) -> None:
     """Writes the ninja file and the header with the build's facts; fills `plan.objects`."""
     file = ninja_file.NinjaFile(plan.build_dir)
     cxx = shlex.quote(plan.compiler.path)
-    # An object without its list of headers, as two builds of one tree may leave it, would stay as it
-    # is whatever changes.
+    # An object without its list of headers, as two builds of one tree may leave it, would stay as
+    # it is whatever changes.
     compiles = f"{cxx} $flags -MD -MF $out.d -c $in -o $out && test -s $out.d"
     file.rule("cxx", compiles, "$label $in", depfile=True)
     obj = plan.build_dir / "obj"
