@@ -136,10 +136,12 @@ def shares(p: xgemm_torch.Patch) -> dict[str, Any]:
     }
 
 
-def class_at(place: str) -> Any:
-    """Give the class, or nothing, of a dotted name."""
+def classes(place: str) -> tuple[type[nn.Module], ...]:
+    """Give what convert is told of: convolutions, and the class of a dotted name, if any."""
+    convolutions = nn.Conv1d, nn.Conv2d, nn.Conv3d
     home, _, name = place.rpartition(".")
-    return getattr(importlib.import_module(home), name) if place else ()
+    more = (getattr(importlib.import_module(home), name),) if place else ()
+    return (*convolutions, *more)
 
 
 def measure(a: Architecture, device: str, precision: Any) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def measure(a: Architecture, device: str, precision: Any) -> dict[str, Any]:
         least = 0.0 if way == "patch" else float("inf")
         try:
             if way == "convert":
-                report = xgemm_torch.convert(model, precision=precision, types=class_at(a.types))
+                report = xgemm_torch.convert(model, precision=precision, types=classes(a.types))
                 entry["modules"] = [len(report.swapped), len(report.skipped)]
             with xgemm_torch.patch(min_flops=least, precision=precision) as p:
                 found = step(model, inputs)

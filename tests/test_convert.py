@@ -806,11 +806,11 @@ def test_types_are_exact_and_checked_like_others():
 @pytest.mark.parametrize(
     ("types", "text"),
     [
-        ([nn.Linear], "types are subclasses of torch.nn.Linear, or other layers, got Linear"),
-        ([nn.Conv2d], "got Conv2d"),
+        ([nn.Linear], "types are subclasses of torch.nn.Linear, other layers, or .* got Linear"),
+        ([nn.ConvTranspose2d], "got ConvTranspose2d"),
         (["FalconLinear"], "got 'FalconLinear'"),
         (3, "got 3"),
-        (nn.Conv2d, "got Conv2d"),
+        (nn.LazyConv2d, "got LazyConv2d"),
         ([Linear], "types has Linear, whose product is ours already"),
     ],
 )

@@ -7,7 +7,9 @@ torch's own.
 from __future__ import annotations
 
 import copy
+import functools
 import io
+import itertools
 import math
 import pickle
 import re
@@ -32,7 +34,15 @@ pytestmark = pytest.mark.filterwarnings(
 )
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+convert = functools.partial(xgemm_torch.convert, types=LAYERS.values())
 FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+@pytest.fixture(autouse=True)
+def in_fp32():
+    """torch's convolutions on a GPU are TF32, and left to it."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
 
 
 def spread(*shape: int, seed: int = 0) -> Tensor:
@@ -109,7 +119,7 @@ def by_torch(rank: int, kernel: list[int], x: Tensor, w: Tensor, b: Tensor | Non
 
 def by_layer(rank: int, kernel: list[int], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     layer = LAYERS[rank](x.shape[1], w.shape[0], kernel, kernel, bias=b is not None, device="meta")
-    assert xgemm_torch.convert(layer)[0].swapped
+    assert convert(layer)[0].swapped
     given = {"weight": w} if b is None else {"weight": w, "bias": b}
     return torch.func.functional_call(layer, given, (x,))
 
@@ -171,7 +181,7 @@ def test_precision_and_kernels_reach_the_product():
             assert torch.equal(F.conv1d(x, w[..., None]), want)
         layer = nn.Conv1d(300, 7, 1, bias=False)
         layer.weight.data = w[..., None]
-        xgemm_torch.convert(layer, **options)
+        convert(layer, **options)
         assert torch.equal(layer(x), want)
         assert not torch.equal(want, F.conv1d(x, w[..., None]))
 
@@ -289,7 +299,7 @@ def patched(layer: nn.Module) -> Any:
 
 
 def converted(layer: nn.Module) -> nn.Module:
-    assert xgemm_torch.convert(layer)[0].swapped
+    assert convert(layer)[0].swapped
     return layer
 
 
@@ -405,7 +415,7 @@ def test_inductor(way):
     want = model(X)
     theirs = torch.autograd.grad(want.sin().sum(), list(model.parameters()))
     if way is converted:
-        xgemm_torch.convert(model)
+        convert(model)
     compiled = torch.compile(model, fullgraph=True)
     with everything() as p:
         got = compiled(X)
@@ -443,7 +453,7 @@ def test_there_and_back():
     want, keys = model(x), list(model.state_dict())
     before = [dict(vars(m)) for m in model]
     classes = [type(m) for m in model]
-    report = xgemm_torch.convert(model, precision="ieee")
+    report = convert(model, precision="ieee")
     assert [(row.fqn, row.reason) for row in report.swapped] == [
         ("0", "2x2 convolution: kernel=auto, precision=ieee"),
         ("2", "1x1 convolution: kernel=auto, precision=ieee"),
@@ -457,7 +467,7 @@ def test_there_and_back():
     )
     torch.testing.assert_close(model(x), want)
     network().load_state_dict(model.state_dict())
-    assert [row.reason for row in xgemm_torch.convert(model)] == ["is one already"] * 3
+    assert [row.reason for row in convert(model)] == ["is one already"] * 3
     assert [row.reason for row in xgemm_torch.revert(model)] == [
         *2 * ["torch.nn.modules.conv.Conv2d again"], "torch.nn.modules.conv.Conv1d again",
     ]  # fmt: skip
@@ -476,7 +486,7 @@ def _saved(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _saved])
 def test_copies(again):
     model, x = network().eval(), spread(2, 3, 9, 8)
-    xgemm_torch.convert(model)
+    convert(model)
     other = again(model)
     assert type(other[0]) is convnd.Conv2d
     assert torch.equal(other(x), model(x))
@@ -509,15 +519,45 @@ LEFT = {
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left(name):
     make, reason = LEFT[name]
-    report = xgemm_torch.convert(nn.Sequential(make()))
+    report = convert(nn.Sequential(make()))
     assert report.swapped == []
     assert [row.reason[: len(reason or "")] for row in report] == ([reason] if reason else [])
 
 
+def test_they_are_left_unless_types_says_so():
+    report = xgemm_torch.convert(nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.Linear(3, 4)))
+    assert [(r.swapped, r.reason) for r in report] == [
+        (False, "2x2 convolution, in TF32 by torch's default; types=torch.nn.Conv2d takes it"),
+        (True, "kernel=auto, precision=fp32"),
+    ]
+    assert "patch()" in str(report)
+    assert not xgemm_torch.convert(nn.Conv2d(3, 8, 1), types=nn.Conv1d).swapped
+    assert xgemm_torch.convert(nn.Conv2d(3, 8, 1), types=nn.Conv2d).swapped
+
+
+def test_patch_leaves_them_to_torch_where_that_is_faster(monkeypatch):
+    """In TF32, and below a number of FLOP, unless it is told of one."""
+    monkeypatch.setattr(convolutions, "LEAST_FLOPS", 1000)
+    x, w = spread(1, 4, 5, 5), spread(2, 4, 1, 1)  # 400 FLOP
+    for many, least in itertools.product((1, 5), (None, 0, 500)):
+        with xgemm_torch.patch(**{} if least is None else {"min_flops": least}) as p:
+            F.conv2d(x.repeat(many, 1, 1, 1), w)
+        assert bool(p.taken) == (400 * many >= (1000 if least is None else least))
+    assert convolutions.in_tf32("cpu") == ""
+    backends = torch.backends.cudnn
+    with monkeypatch.context() as m:
+        for value, words in {"tf32": "torch's are TF32", "ieee": "", "none": ""}.items():
+            m.setattr(convolutions, "_torchs_precision", lambda value=value: value)
+            assert convolutions.in_tf32("cuda").startswith(words)
+            assert bool(convolutions.in_tf32("cuda")) == bool(words)
+    with backends.flags(allow_tf32=False):
+        assert convolutions._torchs_precision() != "tf32"
+    with backends.flags(allow_tf32=True):
+        assert convolutions._torchs_precision() == "tf32"
+
+
 def test_options_and_features():
-    report = xgemm_torch.convert(
-        nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.Conv2d(3, 8, 1)), min_features=4
-    )
+    report = convert(nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.Conv2d(3, 8, 1)), min_features=4)
     assert [(r.swapped, r.reason) for r in report] == [
         (True, "2x2 convolution: kernel=auto, precision=fp32"),
         (False, "fewer than 4 features"),
@@ -554,7 +594,7 @@ def test_other_dtypes_and_autocast_are_torchs(dtype):
     stock = nn.Conv2d(3, 4, 1)
     for autocast in ("torch", "float32"):
         layer = copy.deepcopy(stock)
-        xgemm_torch.convert(layer, autocast=autocast)
+        convert(layer, autocast=autocast)
         plain = layer(X)
         if dtype is torch.bfloat16:
             with torch.autocast("cpu", dtype):

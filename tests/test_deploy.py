@@ -35,7 +35,7 @@ def network() -> nn.Sequential:
 
 def converted() -> nn.Sequential:
     model = network()
-    assert len(xgemm_torch.convert(model).swapped) == 3
+    assert len(xgemm_torch.convert(model, types=nn.Conv1d).swapped) == 3
     return model
 
 
@@ -111,7 +111,7 @@ def test_a_setting_for_quantization_stays_with_the_module():
 def test_onnx_gets_torchs_own_layers(autocast, monkeypatch):
     """What its exporter traces has no operator of ours; any other export has."""
     model = network()
-    xgemm_torch.convert(model, autocast=autocast)
+    xgemm_torch.convert(model, autocast=autocast, types=nn.Conv1d)
 
     def products() -> set[str]:
         graph = torch.export.export(model, (X,)).graph

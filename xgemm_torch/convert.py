@@ -112,13 +112,16 @@ def convert(
     every module under autocast, unless ``autocast="float32"``.
 
     Only modules whose class is exactly ``torch.nn.Linear`` are swapped: a subclass has a meaning of
-    its own, unless ``types`` has it. So are those of transformers' ``Conv1D``, GPT-2's Linear, and
-    of ``torch.nn.Conv1d``, ``Conv2d`` and ``Conv3d`` that are products: without groups and padding,
-    and the stride is the kernel's size, as of a 1x1 convolution, or a vision transformer's patch
-    embedding. Those have a row; other convolutions have none, and stay. The report has a row for
-    each module that looks like a Linear or holds matrices itself (experts, RNNs, attention's input
-    projection), swapped or not, and says why; it names layers whose weight their owner's forward
-    hands to another function, as ``F.linear``. Products of both are for ``xgemm_torch.patch()``.
+    its own, unless ``types`` has it. So are those of transformers' ``Conv1D``, GPT-2's Linear. The
+    report has a row for each module that looks like a Linear or holds matrices itself (experts,
+    RNNs, attention's input projection), swapped or not, and says why; it names layers whose weight
+    their owner's forward hands to another function, as ``F.linear``. Products of both are for
+    ``xgemm_torch.patch()``.
+
+    Convolutions without groups and padding whose stride is the kernel's size, as 1x1 ones or a
+    vision transformer's patch embedding, are products, too, and have a row. They are left unless
+    ``types`` has ``torch.nn.Conv1d``, ``Conv2d`` or ``Conv3d``: torch computes them in TF32 unless
+    it is told otherwise, and FP32's accuracy takes longer.
 
     An error, one that ``filter_fn`` raises too, leaves the model as it was. A model may be
     converted before or after ``torch.compile``; its graphs are compiled anew. Convert before
@@ -140,6 +143,7 @@ def convert(
             ``torch.nn.Linear``, or others with a weight (out, in), whose forward gives
             ``F.linear(input, weight, bias)``, as that of transformers' ``FalconLinear`` and of
             torch_geometric's ``Linear`` does. It is not called any more; all else of theirs stays.
+            Or torch's classes of convolutions, for those that are products.
 
     Returns:
         What was swapped, what was not, and why.
@@ -294,9 +298,15 @@ def _obstacle(module: nn.Module, types: frozenset[type[nn.Module]]) -> str | Non
     """Why a module cannot be swapped, "" where it can, None where it is nothing like a Linear."""
     if _is_ours(module):
         return "is one already"
-    if type(module) in types:
+    kind = type(module)
+    if kind in types and kind not in convnd.CLASSES:
         return replaced(module) or misfit(module) or _unfit(module)
-    return _unfit(module) if (reason := obstacle(module)) == "" else reason
+    if reason := obstacle(module):
+        return reason
+    if reason == "" and kind in convnd.CLASSES and kind not in types:
+        name = f"torch.nn.{kind.__name__}"
+        return f"{convnd.in_words(module)}, in TF32 by torch's default; types={name} takes it"
+    return reason if reason is None else _unfit(module)
 
 
 def _unfit(module: nn.Module) -> str:

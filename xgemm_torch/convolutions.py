@@ -25,6 +25,27 @@ _CALL = ops.OPS["sgemm"]._op
 _ROW_SUMS = torch.ops.xgemm.sgemm_row_sums.default._op
 
 
+LEAST_FLOPS = 2**32
+"""The default of ``min_flops`` for convolutions. On an H100 a product of 3 GFLOP takes 0.9 to 1.8
+times as long as cuDNN's FP32, in large part a call's time on the host; of 7 GFLOP and more, half to
+0.9 of it (2026-11-27)."""
+
+
+def in_tf32(device: str) -> str:
+    """Why torch's own convolutions are left there as they are, "" where they are FP32.
+
+    They are faster then, and what the model was to have.
+    """
+    if device != "cuda" or _torchs_precision() != "tf32":
+        return ""
+    return "torch's are TF32 (torch.backends.cudnn.allow_tf32)"
+
+
+def _torchs_precision() -> str:
+    cudnn: Any = torch.backends.cudnn
+    return str(cudnn.conv.fp32_precision)
+
+
 def is_product(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     transposed: bool, output_padding: Sequence[int], groups: int,

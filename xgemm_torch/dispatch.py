@@ -168,6 +168,12 @@ def in_words(count: float) -> str:
     return f"{count} "
 
 
+MIN_FLOPS = 2**24
+"""The default of ``min_flops``: a square of 203. Up to there cuBLAS takes 5 us or less on an H200,
+most of it the launch; the 1 to 2 us that another kernel may gain are no more than a call of
+``sgemm`` costs the host beyond one of torch's own operators."""
+
+
 def _small(least: float) -> str:
     """Why a product of less than that is torch's, where empty ones are always."""
     return f"below {in_words(least)}FLOP" if least > 1 else "empty"
@@ -245,9 +251,11 @@ class Mode(TorchDispatchMode):
             self._add(op, _grouped, how, least)
         for op in _overloads(_COMPOSITES, True):
             self.handlers[id(op)] = _composite(self)
+        of_convolutions = convolutions.LEAST_FLOPS if least == MIN_FLOPS else least
         for op in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
-            self._add(op, _convolution, how, least)
-        self._add(torch.ops.aten.convolution_backward.default, _convolution_backward, how, least)
+            self._add(op, _convolution, how, of_convolutions)
+        op = torch.ops.aten.convolution_backward.default
+        self._add(op, _convolution_backward, how, of_convolutions)
         for op in _fused():
             if id(op) not in self.handlers:
                 self._add(op, _inseparable)
@@ -412,6 +420,8 @@ def _convolution(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
         flops = convolutions.flops(x.shape, weight.shape)
         if flops < max(least, 1):
             return None, flops, _small(least)
+        if reason := convolutions.in_tf32(x.device.type):
+            return None, flops, reason
         last = convolutions.torchs_is_channels_last(x, weight, options[2])
         return convolutions.convolve(product, x, weight, bias, last), flops, ""
 
@@ -436,6 +446,8 @@ def _convolution_backward(tally: Tally, how: dict[str, Any], least: float) -> _H
         each = convolutions.flops(x.shape, weight.shape)
         if not products or each < max(least, 1):
             return None, each * products, _small(least) if products else "a sum alone"
+        if reason := convolutions.in_tf32(x.device.type):
+            return None, each * products, reason
         last = convolutions.torchs_is_channels_last(x, weight, options[2])
         grads = convolutions.gradients(grad, x, weight, last, wanted, how)
         return grads, each * products, ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from . import convnd
 from .deploy import Deployed
 from .functional import linear
 from .nn import Linear
@@ -88,19 +89,20 @@ def check_types(types: Any) -> frozenset[type[nn.Module]]:
     """Check what ``convert`` is given, a class or several.
 
     Raises:
-        TypeError: one is no class of modules, is torch's own, or is one of ours.
+        TypeError: one is no class of modules, is torch's own and no convolution, or is ours.
     """
     given = tuple(types) if isinstance(types, Iterable) else (types,)
     for kind in given:
         if (
             not isinstance(kind, type)
             or not issubclass(kind, nn.Module)
-            or kind.__module__.startswith("torch.")
+            or (kind.__module__.startswith("torch.") and kind not in convnd.CLASSES)
         ):
             name = kind.__name__ if isinstance(kind, type) else repr(kind)
             raise TypeError(
-                f"convert: types are subclasses of torch.nn.Linear, or other layers, got {name}"
+                "convert: types are subclasses of torch.nn.Linear, other layers, or torch's "
+                f"Conv1d, Conv2d and Conv3d, got {name}"
             )
-        if issubclass(kind, (Linear, Other)):
+        if issubclass(kind, (Linear, Other, convnd.Product)):
             raise TypeError(f"convert: types has {kind.__name__}, whose product is ours already")
     return frozenset(given)

@@ -18,16 +18,11 @@ from typing import Any
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from . import _checks
-from .dispatch import WHOLE, Mode, in_words, skipped_by_dynamo
+from .dispatch import MIN_FLOPS, WHOLE, Mode, in_words, skipped_by_dynamo
 from .ops import KERNELS
 from .types import Precision
 
 __all__ = ["Patch", "PatchRow", "patch"]
-
-MIN_FLOPS = 2**24
-"""The default of ``min_flops``: a square of 203. Up to there cuBLAS takes 5 us or less on an H200,
-most of it the launch; the 1 to 2 us that another kernel may gain are no more than a call of
-``sgemm`` costs the host beyond one of torch's own operators."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +277,8 @@ def patch(
 
     Args:
         precision: "fp32" or "ieee", as of ``sgemm``.
-        min_flops: leave products of fewer FLOP to torch; 2 m n k, times the batch.
+        min_flops: leave products of fewer FLOP to torch; 2 m n k, times the batch. The default is
+            2^24, and 2^32 for convolutions.
         kernel: "auto" or a stage's name; what the stage cannot take is torch's.
 
     Returns:
