@@ -27,8 +27,8 @@ _ROW_SUMS = torch.ops.xgemm.sgemm_row_sums.default._op
 
 LEAST_FLOPS = 2**32
 """The default of ``min_flops`` for convolutions. On an H100 a product of 3 GFLOP takes 0.9 to 1.8
-times as long as cuDNN's FP32, in large part a call's time on the host; of 7 GFLOP and more, half to
-0.9 of it (2026-11-27)."""
+times as long as cuDNN's FP32, in large part a call's time on the host; of 7 GFLOP and more, 0.4 to
+0.9 times (2026-11-27)."""
 
 
 def in_tf32(device: str) -> str:
