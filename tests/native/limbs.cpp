@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check.h"
+#include "xgemm/emulation/decompose_strips.h"
 #include "xgemm/emulation/slabs.h"
 #include "xgemm/mainloop/recompute.h"
 
@@ -197,6 +198,20 @@ void test_thresholds() {
   const Doubt zero = doubt_of(doubt_bits(RowScale{}, 0));
   expect(zero.norm == 0.f && zero.weight == 0.f, "zeros have no doubt");
   expect(doubt_bits(RowScale{.flags = kSingle, .norm = 5.f}, 1) == 0, "nor has what is given");
+}
+
+// Which rows of a strip are decomposed again: where limbs may overflow, and where bits that are not
+// used would hold what was cut off.
+void test_outgrown() {
+  const auto again = [](int exponent, float largest, bool lossy) {
+    return outgrown(exponent, finite_magnitude(largest), lossy);
+  };
+  for (const bool lossy : {false, true}) {
+    expect(again(0, 0x1p15f, lossy) && !again(0, 0x1.fffffep14f, lossy), "one that overflows");
+    expect(!again(10, 0x1p2f, lossy) && again(10, 0x1p5f, lossy), "as it is scaled");
+    expect(!again(0, 0.f, lossy), "zeros");
+  }
+  expect(!again(0, 1.f, false) && again(0, 1.f, true) && again(0, 0x1p-30f, true), "a low scale");
 }
 
 // What a row is found to be, and what becomes of its products.
@@ -401,6 +416,7 @@ void test_decompose() {
   test_what_stands_is_right<kBf16x6>();
   test_norms();
   test_thresholds();
+  test_outgrown();
   test_flags();
   test_overflow();
   test_places();
