@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from xgemm_torch import registry  # noqa: E402
+from xgemm_torch.course.exercises import speed  # noqa: E402
 from xgemm_torch.course.exercises.exercise import KINDS, Exercise, exercises  # noqa: E402
 
 PAGE = ROOT / "docs" / "course.md"
@@ -31,14 +32,19 @@ def _stage(name: str) -> str:
 
 def _row(each: Exercise) -> str:
     file = f"../xgemm_torch/course/exercises/{each.file_name}"
-    cells = (str(each.number), f"[{each.title}]({file})", KINDS[each.kind], _stage(each.stage))
+    mark = speed.mark(each.stem)
+    cells = (
+        str(each.number), f"[{each.title}]({file})", KINDS[each.kind], _stage(each.stage),
+        speed.percent(mark) if mark else "",
+    )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
 def page() -> str:
     """Give docs/course.md as it should be."""
     head = (
-        "| # | exercise, with its solution | what to do | stage of the ladder |\n|---|---|---|---|"
+        "| # | exercise, with its solution | what to do | stage of the ladder | mark, of cuBLAS |\n"
+        "|---|---|---|---|--:|"
     )
     rows = "\n".join([head, *map(_row, exercises())])
     return LIST.sub(lambda found: f"{found[1]}{rows}\n{found[2]}", PAGE.read_text(encoding="utf-8"))

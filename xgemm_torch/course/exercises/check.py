@@ -96,6 +96,8 @@ class Verdict:
         passed: what was right, in the order in which it was asked.
         warning: the compiler's first, of the learner's file; mostly empty.
         printed: what the file's own printf has said, the first lines.
+        slow: how far the speed on a GPU is under its mark; mostly empty.
+        note: why the GPU was not asked, where there is one; mostly empty.
     """
 
     kind: str
@@ -105,6 +107,8 @@ class Verdict:
     passed: list[str] = field(default_factory=list)
     warning: str = ""
     printed: list[str] = field(default_factory=list)
+    slow: str = ""
+    note: str = ""
 
     @property
     def good(self) -> bool:
@@ -140,7 +144,8 @@ def _span(name: str, of: list[int]) -> str:
     return f"{name} {of[0]}" if of[0] == of[1] else f"{name}s {of[0]} to {of[1]}"
 
 
-def _bits(answer: dict[str, Any], case: Case) -> Verdict:
+def bits(answer: dict[str, Any], case: Case) -> Verdict:
+    """Say what is wrong with a result, of grade.cpp's answer."""
     wrong, all_of = answer["wrong"], answer["of"]
     what = (
         f"{wrong} of {all_of} elements of D are wrong, in {_span('row', answer['rows'])} and "
@@ -163,7 +168,8 @@ def _bits(answer: dict[str, Any], case: Case) -> Verdict:
     return Verdict("bits", what, why)
 
 
-def _compiler(error: DoesNotCompile, path: Path) -> Verdict:
+def first_error(error: DoesNotCompile, path: Path) -> Verdict:
+    """Say why a file does not compile, by the compiler's first error."""
     lines = [line for line in error.message.splitlines() if line.strip()]
     first = next((i for i, line in enumerate(lines) if " error:" in line or "undefined" in line), 0)
     text = "\n".join(
@@ -232,7 +238,7 @@ def run(exercise: Exercise, program: Program, path: Path) -> Verdict:
     answers = program.ask(questions)
     for (case, _), answer in zip(runs, answers, strict=False):
         if answer["kind"] == "bits":
-            return _bits(answer, case)
+            return bits(answer, case)
         if answer["kind"] == "error":
             return _report(answer, str(case), path)
         if answer["kind"] != GOOD:
@@ -291,4 +297,4 @@ def file(
             verdict.printed = program.printed
             return verdict
     except DoesNotCompile as error:
-        return _compiler(error, path)
+        return first_error(error, path)

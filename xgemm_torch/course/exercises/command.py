@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from ...tools.invocation import called
-from . import check, truth
+from . import check, gpu, truth
 from .exercise import KINDS, SOLUTION, Exercise, exercises, find
 from .progress import Progress, State
 
@@ -28,6 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     do.add_argument(
         "--answer", nargs="+", metavar="ANSWER", help="to the questions of a prediction, in order"
     )
+    parser.add_argument(
+        "--no-gpu", action="store_true", help="check in the emulator alone, though there is a GPU"
+    )
     parser.add_argument("--force", action="store_true", help="begin anew; the old file gets .old")
     parser.add_argument("--yes", action="store_true", help="the solution, though nothing was tried")
     parser.add_argument(
@@ -44,11 +48,16 @@ def run(options: argparse.Namespace) -> int:
     if options.exercise is None:
         if options.hint or options.solution or options.answer or options.force:
             raise ValueError("exercise: of which one? Give its number")
-        return _check_all(folder, progress) if options.check else _list(progress)
+        if not options.check:
+            return _list(progress)
+        with gpu.Worker() as worker:
+            return _check_all(folder, progress, None if options.no_gpu else worker)
     chosen = find(options.exercise)
     path = folder / chosen.file_name
     if options.check or options.answer:
-        return _check(chosen, path, progress, options.answer)
+        with gpu.Worker() as worker:
+            on = None if options.no_gpu else worker
+            return _check(chosen, path, progress, on, options.answer)
     if options.hint:
         return _hint(chosen, progress)
     if options.solution:
@@ -139,9 +148,25 @@ def _hand_out(chosen: Exercise, path: Path, progress: Progress, *, force: bool) 
     return 0
 
 
+def _on_gpu(
+    chosen: Exercise, path: Path, verdict: check.Verdict, worker: gpu.Worker | None,
+    say: Callable[[str], None],
+) -> check.Verdict:  # fmt: skip
+    """What the GPU says, too, where there is one and the emulator has found nothing."""
+    if worker is None or not verdict.good or chosen.kind == "predict":
+        return verdict
+    sm = gpu.architecture()
+    if sm is None:
+        return verdict
+    if not worker.device:
+        say("and on the GPU: some seconds; --no-gpu leaves it out")
+    return gpu.grade(chosen, path, verdict, worker, sm)
+
+
 def _check(
-    chosen: Exercise, path: Path, progress: Progress, answers: list[str] | None = None
-) -> int:
+    chosen: Exercise, path: Path, progress: Progress, worker: gpu.Worker | None = None,
+    answers: list[str] | None = None,
+) -> int:  # fmt: skip
     if not path.exists() and answers is None:
         raise ValueError(
             f"exercise: there is no {path}; {_called(chosen.number)} makes it, --dir says "
@@ -160,6 +185,7 @@ def _check(
         verdict = truth.check(chosen, dict(zip(names, answers, strict=True)), say)
     else:
         verdict = check.file(chosen, path, say=say)
+        verdict = _on_gpu(chosen, path, verdict, worker, say)
     state = progress.of(chosen.stem)
     state.checks += 1
     state.failed += not verdict.good
@@ -169,6 +195,10 @@ def _check(
         print(f"printed  {line}")
     for line in verdict.passed:
         _print(f"  right  {line}", " " * 9)
+    if verdict.slow:
+        _print(f"   slow  {verdict.slow}", " " * 9)
+    if verdict.note:
+        _print(f"   note  {verdict.note}", " " * 9)
     if verdict.good:
         print(f"Exercise {chosen.number} is solved.")
         if chosen.stage:
@@ -192,14 +222,14 @@ def _check(
     return 0 if verdict.good else 1
 
 
-def _check_all(folder: Path, progress: Progress) -> int:
+def _check_all(folder: Path, progress: Progress, worker: gpu.Worker | None) -> int:
     there = [each for each in exercises() if (folder / each.file_name).exists()]
     if not there:
         raise ValueError(f"exercise: {folder} has no exercise's file; {_called(1)} makes one")
     failed = 0
     for each in there:
         print(f"{each.number:02d}. {each.title}")
-        failed |= _check(each, folder / each.file_name, progress)
+        failed |= _check(each, folder / each.file_name, progress, worker)
         print()
     return failed
 

@@ -84,12 +84,17 @@ class Case:
             float(alpha or 1), float(beta or 0), data or "normal",
         )  # fmt: skip
 
+    @property
+    def words(self) -> str:
+        """The problem as problem.h reads it."""
+        return (
+            f"{self.m} {self.n} {self.k} {self.layout} {self.gap} {self.alpha} {self.beta} "
+            f"{self.data}"
+        )
+
     def command(self, order: str, seed: int) -> str:
         """Give the line that has grade.cpp run it."""
-        return (
-            f"case {self.m} {self.n} {self.k} {self.layout} {self.gap} {self.alpha} {self.beta} "
-            f"{self.data} {order} {seed}"
-        )
+        return f"case {self.words} {order} {seed}"
 
     def __str__(self) -> str:
         """Say it in words."""

@@ -129,7 +129,7 @@ def _name(csrc: Path, version: str) -> str:
     found = hashlib.sha256(repr(known).encode())
     rooms = ("emulator/*", "xgemm/*/*", "xgemm/*/*/*.h")
     files = sorted({path for room in rooms for path in csrc.glob(room) if path.is_file()})
-    for path in [*files, HERE / "grade.cpp", HERE / "exercise.h"]:
+    for path in [*files, *(HERE / name for name in ("grade.cpp", "problem.h", "exercise.h"))]:
         if path.suffix in (".h", ".cpp", ".inc"):
             found.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"emulator-{found.hexdigest()[:16]}"
