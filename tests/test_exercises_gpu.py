@@ -233,7 +233,7 @@ def test_what_a_machine_lacks_is_a_note(graded, monkeypatch):
     )
     assert verdict.good and "does not begin: its process ended with code 1" in verdict.note
     bad = check.Verdict("race")
-    assert gpu.grade(TILE, ROOT, bad, gpu.Worker(["false"]), 90) is bad
+    assert gpu.grade(TILE, ROOT, bad, gpu.Worker(["false"]), 90) is bad and not bad.note
 
 
 class Cases:
@@ -264,6 +264,16 @@ def test_the_process_answers_with_the_first_fault(monkeypatch, library, words, t
     assert gpu_worker.answer(request) == told
 
 
+def test_a_fault_of_the_timed_product_is_no_problems(monkeypatch):
+    def timed(kernels, *product):
+        raise RuntimeError(f"a fault at {product}")
+
+    monkeypatch.setattr(gpu_worker, "Kernels", Cases)
+    monkeypatch.setattr(gpu_worker, "timed", timed)
+    told = gpu_worker.answer({"library": "x", "cases": ["good"], "product": [1, 2, 3]})
+    assert told == {"kind": "error", "text": "a fault at (1, 2, 3)", "case": None}
+
+
 # The command
 
 
@@ -288,13 +298,15 @@ def test_the_command_tells_the_gpus_part(tmp_path, monkeypatch, capsys):
     answer = BITS
     code, out = said()
     assert code == 1 and "  WRONG  bits: on a stand-in: 1 of 9" in out and "is solved" not in out
+    assert main(["exercise", "--check", "--no-gpu"]) == 0
+    assert main(["exercise", "--check"]) == 1
+    capsys.readouterr()
     answer = {"kind": "unable", "text": "no memory"}
     code, out = said()
     assert code == 0 and "   note  not run on the GPU: no memory" in out
     monkeypatch.setattr(gpu, "architecture", lambda: None)
     code, out = said()
     assert code == 0 and "GPU" not in out
-    assert main(["exercise", "--check", "--no-gpu"]) == 0
 
 
 # Marks
