@@ -34,7 +34,7 @@ _PAGE = tuple(_LANGUAGES)  # what becomes a page; any other file is served as it
 _LINK = re.compile(r"(?<!!)\]\((?P<path>[^)#:\s]+)(?P<rest>#[^)\s]*)?\)")
 _SECTIONS: dict[str, list[str]] = {
     "Use": ["docs/guide.md", "docs/measurements.md", "docs/examples.md"],
-    "Learn": ["docs/course.md", "docs/ladder/*.md", "docs/glossary.md"],
+    "Learn": ["docs/course.md", "docs/chapter-0.md", "docs/ladder/*.md", "docs/glossary.md"],
     "Work on it": ["docs/design.md", "docs/adding-a-stage.md", "CONTRIBUTING.md", "SECURITY.md",
                    "CHANGELOG.md"],
 }  # fmt: skip
