@@ -1,12 +1,15 @@
 """What the programs that measure into a record, or show one, have in common.
 
 ``--json FILE`` measures and writes, ``--show FILE`` shows what is there; a record is begun only
-where torch.mm is an FP32 yardstick.
+where torch.mm is an FP32 yardstick. ``finished`` in a record says that all of it is there:
+suites.py takes no other.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -34,3 +37,14 @@ def require_yardstick(who: str, *, gpu: bool = True) -> None:
         raise SystemExit(f"{who}: measuring needs a GPU")
     if (reason := environment.strict_reference()) is not None:
         raise SystemExit(f"{who}: torch.mm is not the FP32 yardstick here: {reason}")
+
+
+@contextmanager
+def tf32(on: bool) -> Iterator[None]:
+    """Let torch's products be TF32's, and put back what was."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if on else before
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

@@ -13,8 +13,7 @@ losses of the same steps are from stock FP32's. `need` is the time that the prod
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +49,6 @@ FAMILIES = {
 REST = "rest"
 
 
-@contextmanager
-def tf32(on: bool) -> Iterator[None]:
-    """Let torch's products be TF32's, and put back what was."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if on else before
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
-
-
 class Job:
     """One model under one of `WAYS`: the same weights, data and optimizer for all."""
 
@@ -81,7 +69,7 @@ class Job:
     def step(self) -> torch.Tensor:
         """Take a step; the loss of its batch."""
         batch = self.workload.draw(self.workload.sizes, self.generator)
-        with tf32(self.way == "tf32"):
+        with recording.tf32(self.way == "tf32"):
             loss = self.loss(self.model, batch)
             loss.backward()
         self.optimizer.step()
@@ -253,6 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 WORKLOADS[name], compiled=options.compile, rounds=options.rounds
             )
             records.write(options.json, record)
+        record["finished"] = True
+        records.write(options.json, record)
     console().print(table(record))
     return 0
 
