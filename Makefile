@@ -3,7 +3,7 @@
 #   make demo      environment, build, then train a small GPT twice, stock and converted, in turns;
 #                  without a GPU also counts of the ladder, errors beside TF32, a race: one page
 #   make test      environment, build, then all tests, sanitizer runs included
-#   make bench     environment, build, then the benchmarks
+#   make bench     environment, build, then every benchmark into runs/bench; goes on where it stopped
 #   make build     environment, build
 #   make lint      ruff and clang-format; make format changes the files
 #   make native    the kernels as C++ programs: plain, ASan + UBSan, TSan
@@ -56,7 +56,7 @@ test:
 bench:
 	$(environment) test cli
 	@$(MAKE) --no-print-directory extension
-	$(PY) -m pytest benchmarks $(ARGS)
+	$(PY) -m xgemm_torch bench $(ARGS)
 
 build:
 	$(environment)

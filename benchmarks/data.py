@@ -363,7 +363,7 @@ def run_measure(
         found = records.read(path)
         if found["stage"] != options.stage or found["facts"]["device"] != record["facts"]["device"]:
             raise SystemExit(f"data: {path} is of another stage or GPU")
-        record = found
+        record = found | {"finished": False}
 
     def save() -> None:
         records.write(path, record)
@@ -376,6 +376,7 @@ def run_measure(
         )  # fmt: skip
     record["clocks"] = clocks.summary()
     record["seconds"] = record.get("seconds", 0.0) + time.monotonic() - began
+    record["finished"] = done
     save()
     return done
 

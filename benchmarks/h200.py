@@ -183,6 +183,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             wrong = case.get("check", {}).get("wrong", [])
             print(f"{size} {layout} {time.monotonic() - began:.0f} s", *wrong, flush=True)
             torch.cuda.empty_cache()
+    record["finished"] = True
+    if options.out:
+        records.write(options.out, record)
     return record
 
 

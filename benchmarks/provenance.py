@@ -1,14 +1,19 @@
-"""Where and how a measurement was made: what every result has to carry."""
+"""Where and how a measurement was made: what every result has to carry.
+
+``python benchmarks/provenance.py`` prints it for this machine.
+"""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +46,22 @@ def commit() -> str:
         return os.environ.get("XGEMM_COMMIT", "unknown")
 
 
+@cache
+def sources() -> str:
+    """Name what is measured: the code of package, kernels, benchmarks and examples, as compiled.
+
+    Unlike a commit it tells work trees with different changes apart, and needs no git.
+    """
+    root = Path(__file__).resolve().parents[1]
+    found = hashlib.sha256()
+    for folder in ("csrc", "xgemm_torch", "benchmarks", "examples"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".cpp", ".cu", ".inc", ".so"):
+                found.update(path.relative_to(root).as_posix().encode())
+                found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:16]
+
+
 def command() -> str:
     """Give the command line that started this process, without the directories of one machine."""
     script = Path(sys.argv[0])
@@ -58,6 +79,7 @@ def facts() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command(),
         "commit": commit(),
+        "sources": sources(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "fp32_precision": environment.fp32_state(),
@@ -74,3 +96,7 @@ def facts() -> dict[str, Any]:
     else:
         here["device"] = environment.device_name("cpu")
     return here
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts()))

@@ -110,6 +110,8 @@ FORMS = {
     "examples": lambda c: "examples" in c,
     "training": lambda c: "runs" in c and "interleaved_ms" in c,
     "compile": lambda c: "nvcc" in c and "stages" in c,
+    "peers": lambda c: "peers" in c and "products" in c,
+    "benches": lambda c: "benches" in c,
 }
 
 
@@ -713,6 +715,148 @@ def examples(found: Sequence[Record]) -> str:
     )  # fmt: skip
 
 
+# --- peers ----------------------------------------------------------------------------------------
+
+# A library's colour.
+LIBRARIES = {"xgemm": 2, "torch": 0, "triton": 1, "jax": 3, "cupy": 6}
+TORCH_FP32 = "torch FP32"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A peer on a problem, beside torch's FP32 product."""
+
+    peer: str
+    label: str
+    us: float
+    tflops: float
+    ratio: float | None
+    errors: Mapping[str, float]
+
+    @property
+    def colour(self) -> int:
+        """The library's, grey for one that is not known."""
+        return LIBRARIES.get(self.peer.partition(" ")[0], 4)
+
+
+def compared(record: Record) -> Iterator[Beside]:
+    """What a record of peers has measured, by problem."""
+    for label, entry in record.content["products"].items():
+        batch, m, n, k, _ = entry["problem"]
+        reference = entry["us"].get(TORCH_FP32)
+        for name, us in entry["us"].items():
+            yield Beside(
+                name, label, us, 2e-6 * batch * m * n * k / us,
+                reference / us if reference else None, entry["errors"][name],
+            )  # fmt: skip
+
+
+def peers(found: Sequence[Record]) -> str:
+    """Products of other libraries: errors beside speeds, and who was not measured."""
+    drawn, lines, missing = [], [], []
+    for record in of(found, "peers"):
+        some = sorted(compared(record), key=lambda b: (b.label, -b.tflops))
+        if not some:
+            continue
+        told = record.content["peers"]
+        drawn.append(_errors_by_speed(record, some, len(lines)))
+        for label in record.content["products"]:
+            each = [b for b in some if b.label == label]
+            title = f"{label}, {record.gpu}: TFLOP/s, rms error in u"
+            said = "; ".join(f"{b.peer} {num(b.tflops)}, {num(b.errors['rms'])} u" for b in each)
+            drawn.append(page.bars(
+                title, f"{title}. {said}.",
+                [(b.peer, [(b.tflops, b.colour, f"{b.tflops:.3g}, {_error(b.errors['rms'])} u")])
+                 for b in each],
+            ))  # fmt: skip
+        lines += [
+            (record.gpu, b.label, b.peer, told[b.peer]["what"], told[b.peer]["version"],
+             told[b.peer]["clock"], b.us, b.tflops, b.ratio and round(b.ratio, 3),
+             b.errors["rms"], b.errors["largest"], b.errors["mean"], b.errors["misplaced"])
+            for b in some
+        ]  # fmt: skip
+        for name, about in told.items():
+            failed = {
+                label: entry["failed"][name]
+                for label, entry in record.content["products"].items() if name in entry["failed"]
+            }  # fmt: skip
+            if about["absent"]:
+                failed = {"all": about["absent"]}
+            missing += [
+                (record.gpu, name, about["what"], about["version"] or "-", label, why)
+                for label, why in failed.items()
+            ]
+    parts = [
+        page.note(
+            "Every library gets the same random normal operands, rotated through memory, in turns; "
+            "medians. Errors are of the whole result against float64, in units of "
+            "u = 2^-24 |A| |B|. Clock: what timed it; the host's has launches in it as far as the "
+            "GPU waits for them."
+        ),
+        page.charts(*drawn),
+        page.table(
+            "t-peers", "Libraries' products: microseconds, TFLOP/s, ratio to torch's FP32 product, "
+            "errors in u",
+            (choice("GPU", "gpu"), choice("problem"), choice("peer"), words("what"),
+             words("version"), choice("clock"), figures("us"), figures("TFLOP/s", "tflops"),
+             figures("ratio"), figures("rms"), figures("largest"), figures("mean"),
+             figures("misplaced")), lines,
+        ),
+    ]  # fmt: skip
+    if missing:
+        parts.append(page.table(
+            "t-missing", "Not measured", (choice("GPU", "gpu"), words("peer"), words("what"),
+            words("version"), words("problem"), words("why")), missing, filtered=False,
+        ))  # fmt: skip
+    return "".join(parts)
+
+
+def _error(u: float) -> str:
+    return f"{u:.2g}" if u < 100 else f"{u:.0f}"
+
+
+def _errors_by_speed(record: Record, some: Sequence[Beside], first: int) -> str:
+    least = min((b.errors["rms"] for b in some if b.errors["rms"] > 0), default=1.0)
+    x = page.span((b.tflops for b in some), "TFLOP/s", log=True)
+    y = page.span((b.errors["rms"] for b in some), "root mean square error, u", log=True)
+    by_peer = {b.peer: [o for o in some if o.peer == b.peer] for b in some}
+    said = "; ".join(
+        f"{name}: up to {num(max(b.tflops for b in each))} TFLOP/s, error up to "
+        f"{num(max(b.errors['rms'] for b in each))} u"
+        for name, each in by_peer.items()
+    )
+    shown = {b.peer.partition(" ")[0]: b.colour for b in some}
+    title = f"{record.series}, {record.gpu}: error by speed"
+    return page.chart(
+        title, f"{title}, all problems, both axes logarithmic. {said}.", x, y,
+        lambda fx, fy: page.marks(
+            (fx(b.tflops), fy(max(b.errors["rms"], least)), b.colour) for b in some
+        ),
+        series=shown.items(), points=f"t-peers {first}",
+    )  # fmt: skip
+
+
+# --- pytest-benchmark -----------------------------------------------------------------------------
+
+
+def benches(found: Sequence[Record]) -> str:
+    """What pytest-benchmark's suites measured, beside torch's own."""
+    rows = [
+        (record.series, record.gpu, name, b["us"], b["iqr_us"], b["rounds"],
+         None if "ratio" not in b else round(b["ratio"], 3), b.get("tflops"), b.get("error_u"),
+         b.get("allowed_u"), b.get("note") or b.get("cache", "-"))
+        for record in of(found, "benches")
+        for name, b in record.content["benches"].items()
+    ]  # fmt: skip
+    return page.table(
+        "t-benches", "Calls, layers and products: medians and interquartile ranges in "
+        "microseconds, ratio to torch's own in turns, largest error and what FP32 allows in u",
+        (choice("record"), choice("GPU", "gpu"), words("benchmark"), figures("us"),
+         figures("range", "iqr"), figures("rounds"), figures("ratio"),
+         figures("TFLOP/s", "tflops"), figures("error"), figures("allowed"), words("note")), rows,
+    )  # fmt: skip
+
+
 # --- history --------------------------------------------------------------------------------------
 
 
@@ -754,6 +898,16 @@ def headlines(record: Record) -> dict[str, float]:
         ways = {name: e["ways"] for name, e in content["examples"].items()}
         return {f"{name}: stock / converted": w["stock"]["ms"] / w["converted"]["ms"]
                 for name, w in ways.items()}  # fmt: skip
+    if record.form == "peers":
+        reached = [b for b in compared(record) if b.ratio is not None and b.peer != TORCH_FP32]
+        return {
+            f"{name}: geometric mean ratio to torch FP32":
+                geometric_mean(b.ratio or 1.0 for b in reached if b.peer == name)
+            for name in dict.fromkeys(b.peer for b in reached)
+        }  # fmt: skip
+    if record.form == "benches":
+        ratios = [b["ratio"] for b in content["benches"].values() if "ratio" in b]
+        return {"geometric mean ratio to torch's own": geometric_mean(ratios)}
     if record.form == "training":
         ms = content["interleaved_ms"]
         return {"ms a step, stock": ms["stock"], "ms a step, converted": ms["converted"]}
@@ -840,6 +994,7 @@ def history(found: Sequence[Record], unread: int = 0) -> str:
 
 SECTIONS = (
     ("speed", "Speed by size", speeds, ("auto", "rows")),
+    ("peers", "Other libraries", peers, ("peers",)),
     ("data", "By what operands hold", data, ("data",)),
     ("accuracy", "Errors by depth", depths, ("accuracy",)),
     ("reach", "What convert and patch reach", reach, ("reach",)),
@@ -848,6 +1003,7 @@ SECTIONS = (
     ("examples", "Examples", examples, ("examples",)),
     ("stages", "Stages", ladder, ("stages", "compile")),
     ("split-k", "Split-K", split_k, ("split-k",)),
+    ("benches", "Calls and layers", benches, ("benches",)),
 )
 
 

@@ -210,6 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             records.write(options.json, record)
             gc.collect()
+        record["finished"] = True
+        records.write(options.json, record)
     console().print(table(record))
     return 0
 

@@ -300,7 +300,7 @@ def run(options: argparse.Namespace, loop: Callable[[Sequence[Problem]], Any]) -
         found = records.read(path)
         if found["rows"] != record["rows"] or found["facts"]["device"] != chip.name:
             raise SystemExit(f"survey: {path} is of other stages or another GPU")
-        record = found
+        record = found | {"finished": False}
 
     def save() -> None:
         records.write(path, record)
@@ -330,6 +330,7 @@ def run(options: argparse.Namespace, loop: Callable[[Sequence[Problem]], Any]) -
                 save()
                 saved = time.monotonic()
     record["clocks"] = clocks.summary()
+    record["finished"] = done
     save()
     print(f"{len(record['problems'])} problems in {path}")
     if options.report:

@@ -139,6 +139,12 @@ def examples() -> dict[str, Any] | None:
     return newest("examples")[1] if any(RECORDS.glob("*/*-examples.json")) else None
 
 
+@cache
+def peers() -> dict[str, Any] | None:
+    """Give the newest record of other libraries, None where there is none yet."""
+    return newest("peers")[1] if any(RECORDS.glob("*/*-peers.json")) else None
+
+
 # --- words ----------------------------------------------------------------------------------------
 
 
@@ -352,7 +358,8 @@ def sources() -> list[str]:
     rows = []
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
                  "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach",
-                 *(["examples"] if examples() else [])):  # fmt: skip
+                 *(["examples"] if examples() else []),
+                 *(["peers"] if peers() else [])):  # fmt: skip
         name, record = newest(kind)
         facts = record.get("facts", record)
         device = facts.get("device") or record["environment"]["device"]
@@ -536,6 +543,29 @@ def reach_in_words() -> list[str]:
     ]
 
 
+def peer_table() -> list[str]:
+    """Each library's speed and error on each problem, or why there is none."""
+    record = peers()
+    if record is None:
+        return ["No record yet: `python benchmarks/peers.py --json peers.json`, on a GPU."]
+    products = record["products"]
+    labels = sorted(products, key=lambda label: (products[label]["problem"][4], label))
+    rows = []
+    for name, about in record["peers"].items():
+        version = f" {about['version'].partition('+')[0]}" if about["version"] else ""
+        cells = []
+        for label in labels:
+            entry = products[label]
+            _, m, n, k, _ = entry["problem"]
+            if name not in entry["us"]:
+                cells.append(about["absent"] or ("failed" if name in entry["failed"] else "-"))
+                continue
+            speed = tflops(m, n, k, entry["us"][name] * 1e-6)
+            cells.append(f"{figure(speed)} / {figure(entry['errors'][name]['rms'])}")
+        rows.append((name, f"{about['what']}{version}", *cells))
+    return table(("library", "call", *(label.removeprefix("square ") for label in labels)), rows)
+
+
 # --- the blocks of docs/examples.md ---------------------------------------------------------------
 
 
@@ -564,7 +594,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
     "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
     "errors": error_table, "data": data_table, "reach": reach_table,
-    "reach-in-words": reach_in_words, "examples": example_table,
+    "reach-in-words": reach_in_words, "peers": peer_table, "examples": example_table,
     "examples-chart": example_chart, "examples-details": example_details,
 }  # fmt: skip
 

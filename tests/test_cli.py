@@ -102,7 +102,15 @@ def layout_option(command):
 def test_a_problems_layout_is_asked_for_in_one_way(command):
     parser, option = layout_option(command)
     if option is None:
-        assert command in ("info", "train", "demo", "exercise", "film")  # they take no problem
+        assert command in (
+            "info",
+            "train",
+            "demo",
+            "exercise",
+            "film",
+            "bench",
+            "report",
+        )  # fmt: skip - they take no problem
         return
     assert list(option.choices) == ["NN", "NT", "TN", "TT"]
     assert option.help.startswith(layout_option("explain")[1].help.split(" (default")[0])

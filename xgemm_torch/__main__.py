@@ -37,6 +37,14 @@ COMMANDS = {
         "tools.accuracy",
         "errors beside the strict chain, TF32 and torch.mm, on all kinds of data",
     ),
+    "bench": (
+        "tools.bench",
+        "in a checkout: every suite of benchmarks/, each into a record; goes on where it stopped",
+    ),
+    "report": (
+        "tools.report",
+        "in a checkout: one HTML file of all records: charts, tables, filters, history",
+    ),
     "exercise": (
         "course.exercises.command",
         "the course: make an exercise's file, --check it in the emulator, --hint, --solution",
@@ -63,8 +71,8 @@ class _Version(argparse.Action):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 well, 1 a check failed, 2 a wrong argument.
 
-    130: it was interrupted; 141: who read its output has gone, as with ``| head``. ``tune`` has one
-    more: 3, its time was up.
+    130: it was interrupted; 141: who read its output has gone, as with ``| head``. ``tune``
+    and ``bench`` have one more: 3, their time was up.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog=called(), description="FP32 matrix products for PyTorch.")
