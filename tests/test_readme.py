@@ -109,6 +109,37 @@ def test_every_block_is_made_and_every_maker_is_used(maker):
         assert path.read_text().count("<!-- figures:") == len(maker.BLOCK.findall(path.read_text()))
 
 
+def test_other_libraries_without_a_record_and_with_one(maker, monkeypatch):
+    monkeypatch.setattr(maker, "peers", lambda: None)
+    (line,) = maker.peer_table()
+    assert line.startswith("No record yet")
+    record = {
+        "peers": {
+            "ours": {"what": "sgemm", "version": "1.0+cu130", "absent": None},
+            "theirs": {"what": "mm", "version": "2", "absent": None},
+            "none": {"what": "dot", "version": None, "absent": "not installed"},
+        },
+        "products": {
+            "square 1000": {
+                "problem": [1, 1000, 1000, 1000, "NN"], "us": {"ours": 20.0},
+                "errors": {"ours": {"rms": 0.0612}}, "failed": {"theirs": "no"},
+            },
+            "layer": {
+                "problem": [1, 10, 1000, 1000, "NT"], "us": {"ours": 20.0, "theirs": 0.1},
+                "errors": {"ours": {"rms": 5.0}, "theirs": {"rms": 171.2}}, "failed": {},
+            },
+        },
+    }  # fmt: skip
+    monkeypatch.setattr(maker, "peers", lambda: record)
+    assert maker.peer_table() == [
+        "| library | call | 1000 | layer |",
+        "| --- | --- | --- | --- |",
+        "| ours | sgemm 1.0 | 100 / 0.061 | 1 / 5 |",
+        "| theirs | mm 2 | failed | 200 / 171 |",
+        "| none | dot | not installed | not installed |",
+    ]
+
+
 # --- no figure stands elsewhere -------------------------------------------------------------------
 
 # 2.5x, 12%, 3 us, 1.4 ms, 50 TFLOP/s, 4.0 times, 3.9 TB/s; sizes and architectures are no figures.

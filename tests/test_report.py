@@ -21,6 +21,8 @@ import page  # noqa: E402
 import report  # noqa: E402
 
 PATHS = sorted(report.RESULTS.rglob("*.json*"))
+# Forms that `xgemm bench` makes, of which the tree need have no record.
+LATER = {"peers", "benches"}
 # Elements that HTML lets end without a tag, and those that have no content.
 OPEN = {"tr", "td", "th", "li", "p"}
 VOID = {"meta", "link", "input", "br"}
@@ -118,9 +120,12 @@ def test_the_same_records_give_the_same_bytes(found, text):
 
 def test_every_record_and_every_form_appears(found, parsed):
     assert [row["record"] for row in parsed.rows("t-records")] == [r.name for r in found]
-    assert {record.form for record in found} == set(report.FORMS)
+    here = {record.form for record in found}
+    assert here | LATER == set(report.FORMS)
     sections = set(parsed.texts("section", "id"))
-    assert sections == {"records", "history"} | {name for name, *_ in report.SECTIONS}
+    assert sections == {"records", "history"} | {
+        name for name, _, _, forms in report.SECTIONS if here & set(forms)
+    }
 
 
 def test_each_record_says_where_and_how(found, parsed):
@@ -264,6 +269,69 @@ def test_reach_is_the_records(found, parsed):
                 assert float(rows[name][way]) == pytest.approx(entry[way]["share"], rel=1e-3)
             worst = entry["errors"]["patch"]
             assert float(rows[name]["gradients, patch"]) == pytest.approx(worst[1], rel=1e-3)
+
+
+def errors(rms):
+    return {"rms": rms, "largest": 6 * rms, "mean": -rms / 9, "misplaced": 0}
+
+
+def peers_record():
+    """Two libraries on two problems; a third that fails on one, a fourth that is not there."""
+    told = {
+        name: {"what": name.upper(), "clock": "events", "version": "1.0", "absent": None}
+        for name in ("xgemm fp32", "torch FP32", "jax bf16x6", "cupy FP32")
+    }
+    told["cupy FP32"] |= {"version": None, "absent": "not installed <b>"}
+    products = {
+        "square 1000": {
+            "problem": [1, 1000, 1000, 1000, "NN"],
+            "us": {"xgemm fp32": 20.0, "torch FP32": 50.0, "jax bf16x6": 40.0},
+            "errors": {"xgemm fp32": errors(0.06), "torch FP32": errors(0.12),
+                       "jax bf16x6": errors(0.0)},
+            "failed": {},
+        },
+        "row": {
+            "problem": [1, 1, 1000, 500, "NT"],
+            "us": {"xgemm fp32": 5.0, "torch FP32": 5.5},
+            "errors": {"xgemm fp32": errors(0.5), "torch FP32": errors(0.4)},
+            "failed": {"jax bf16x6": "ValueError: no"},
+        },
+    }  # fmt: skip
+    facts = {"device": "NVIDIA H100 80GB HBM3", "date": "2026-11-27T00:00:00+00:00"}
+    return {"facts": facts, "peers": told, "products": products, "finished": True}
+
+
+def test_other_libraries_are_the_records():
+    record = report.Record("peers.json", peers_record())
+    text = report.build([record, report.Record("2026-11-28-peers.json", peers_record())])
+    parsed = Parsed(text)
+    assert record.form == "peers" and parsed.wrong == []
+    rows = parsed.rows("t-peers")
+    assert len(rows) == 10
+    (row,) = [r for r in rows[:5] if (r["problem"], r["peer"]) == ("square 1000", "xgemm fp32")]
+    assert (row["us"], row["TFLOP/s"], row["ratio"], row["rms"]) == ("20", "100", "2.5", "0.06")
+    missing = {(r["peer"], r["problem"]): r["why"] for r in parsed.rows("t-missing")}
+    assert missing == {
+        ("jax bf16x6", "row"): "ValueError: no", ("cupy FP32", "all"): "not installed <b>",
+    }  # fmt: skip
+    # A mark for each row, in the rows' order; one whose error is 0 stands on the paper, too.
+    firsts = re.findall(r'data-points="t-peers (\d+)"(.*?)</svg>', text, re.DOTALL)
+    assert [(int(first), inside.count("<use ")) for first, inside in firsts] == [(0, 5), (5, 5)]
+    figures = {r["figure"]: r["value"] for r in parsed.rows("t-figures")}
+    want = geometric_mean([2.5, 1.1])
+    assert float(figures["xgemm fp32: geometric mean ratio to torch FP32"]) == pytest.approx(
+        want, rel=1e-3
+    )
+
+
+def test_benchmarks_of_pytest_are_the_records():
+    benches = {"bench_a[x]": {"us": 2.5, "iqr_us": 0.1, "rounds": 7, "ratio": 0.5},
+               "bench_b": {"us": 9.0, "iqr_us": 0.2, "rounds": 3, "note": "emulator"}}  # fmt: skip
+    parsed = Parsed(report.build([report.Record("host.json", {"benches": benches})]))
+    rows = parsed.rows("t-benches")
+    assert [(r["benchmark"], r["us"], r["ratio"], r["note"]) for r in rows] == [
+        ("bench_a[x]", "2.5", "0.5", "-"), ("bench_b", "9", "-", "emulator"),
+    ]  # fmt: skip
 
 
 def test_a_form_that_is_not_known_is_listed():
