@@ -124,22 +124,22 @@ SUITES = (
     Suite("data", "33 kinds of data in 18 problems: times and errors",
           _script("data", timed=True), 150, resumes=True),
     Suite("accuracy", "errors by depth on ten kinds of operands, beside the chain's and TF32's",
-          lambda file, seconds, gpu: ["-m", "xgemm_torch", "accuracy", "--json"], 20, 25,
+          lambda file, seconds, gpu: ["-m", "xgemm_torch", "accuracy", "--json"], 20, 15,
           wrap=of_stdout),
     Suite("steps", "training steps of six models, stock, TF32 and converted",
           _script("steps"), 90),
     Suite("steps-compiled", "the same under torch.compile, four models",
           _script("steps", "--compile", "--models", "gpt2", "vit", "bert", "mlp"), 150),
     Suite("examples", "the programs of examples/ in three ways, with their errors",
-          _examples, 240, 60),
+          _examples, 240, 40),
     Suite("products", "products by pytest-benchmark: auto, stages, operands hot and cold",
-          _pytest("bench_sgemm"), 90, 30, wrap=of_pytest),
+          _pytest("bench_sgemm"), 90, 10, wrap=of_pytest),
     Suite("layers", "linear layers by pytest-benchmark, forward and with gradients",
-          _pytest("bench_linear"), 15, 10, wrap=of_pytest),
+          _pytest("bench_linear"), 15, 6, wrap=of_pytest),
     Suite("host", "the host's time of a call by pytest-benchmark",
-          _pytest("bench_overhead"), 15, 15, wrap=of_pytest),
+          _pytest("bench_overhead"), 15, 6, wrap=of_pytest),
     Suite("peers", "beside Triton, JAX and CuPy where they are installed, with errors",
-          _script("peers", timed=True), 120, 10, resumes=True),
+          _script("peers", timed=True), 120, 4, resumes=True),
 )  # fmt: skip
 NAMES = tuple(suite.name for suite in SUITES)
 
@@ -320,9 +320,7 @@ class Run:
         todo = [suite for suite in self.suites if not states[suite.name][0]]
         outcomes = []
         total = sum(map(self.expected, todo))
-        bar = tqdm(
-            total=total, disable=None, bar_format="{desc} |{bar}| {elapsed}, about {postfix}"
-        )
+        bar = tqdm(total=total, disable=None, bar_format="{desc} |{bar}| {elapsed}{postfix}")
         done = 0.0
         with bar:
             for suite in self.suites:
@@ -335,13 +333,17 @@ class Run:
 
                 def tick(seconds: float, share: float = share, done: float = done) -> None:
                     bar.n = done + min(seconds, 0.98 * share)
-                    bar.set_postfix_str(f"{max(0.0, total - bar.n) / 60:.0f} min left")
+                    bar.set_postfix_str(f"about {_minutes(total - bar.n)} left")
 
                 tick(0.0)
                 outcomes.append(self.measure(suite, tick))
                 done += share
                 tqdm.write(_line(outcomes[-1]), file=sys.stderr)
         return outcomes
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{max(seconds, 0):.0f} s"
 
 
 def _line(outcome: Outcome) -> str:

@@ -84,6 +84,13 @@ def test_what_is_no_record_is_measured(text, tmp_path):
     assert [o.state for o in run(tmp_path, suite())] == [suites.MEASURED]
 
 
+def test_a_record_that_is_not_finished_is_none(tmp_path):
+    run(tmp_path, suite())
+    records.write(tmp_path / "one.json", records.read(tmp_path / "one.json") | {"finished": False})
+    assert suites.Run(tmp_path, [suite()], HERE).state(suite()) == ("", "not finished")
+    assert [o.state for o in run(tmp_path, suite())] == [suites.MEASURED]
+
+
 @pytest.mark.parametrize("resumes", [False, True])
 def test_a_suite_that_fails_leaves_no_record_and_the_others_run(resumes, tmp_path):
     bad = suite("bad", finished="False", end="raise ValueError('x')", resumes=resumes)
