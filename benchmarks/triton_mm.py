@@ -17,10 +17,12 @@ from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GROUP = 8
-# Rows, columns and depth of a block, warps, slots of the pipeline.
+# Rows, columns and depth of a block, warps, slots of the pipeline. Larger blocks spill: the limbs of
+# both operands are in registers beside the accumulators.
 TILES = (
-    (128, 128, 32, 8, 3), (128, 128, 32, 4, 3), (128, 256, 32, 8, 3), (256, 128, 32, 8, 3),
-    (128, 128, 64, 8, 2), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4),
+    (128, 128, 32, 8, 3), (128, 128, 32, 8, 4), (128, 128, 64, 8, 2), (128, 256, 32, 8, 3),
+    (64, 256, 32, 8, 3), (128, 64, 32, 8, 4), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4),
+    (64, 64, 32, 4, 4),
 )  # fmt: skip
 # Milliseconds for which a candidate is warmed up, and measured.
 WARM_UP_MS, MEASURE_MS = 5, 20

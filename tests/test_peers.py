@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -188,19 +189,80 @@ def test_a_jax_without_cuda_or_without_an_algorithm_is_absent(monkeypatch):
         peers.of_jax("BF16_BF16_F32_X6")("cpu")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton here")
-@pytest.mark.skipif(NO_GPU is False, reason="there is a GPU")
-def test_tritons_kernel_in_its_interpreter(monkeypatch):
-    """Where Triton is installed: all strides, and edges that blocks do not divide."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    for name in [n for n in sys.modules if n.partition(".")[0] in ("triton", "triton_mm")]:
-        monkeypatch.delitem(sys.modules, name)
-    triton_mm = importlib.import_module("triton_mm")
-    for m, n, k in ((70, 50, 45), (64, 64, 64), (3, 130, 64)):
-        for a in (torch.randn(m, k), torch.randn(k, m).t()):
-            for b in (torch.randn(k, n), torch.randn(n, k).t()):
-                error = accuracy.errors(triton_mm.mm(a, b, "tf32x3"), a, b)
-                assert error.largest < 8 and not error.misplaced
-    monkeypatch.setattr(triton_mm, "MOST_ELEMENTS", 10)
-    with pytest.raises(ValueError, match="70 x 50 x 45 needs offsets"):
-        triton_mm.mm(torch.randn(70, 45), torch.randn(45, 50), "tf32x3")
+TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton here")
+
+INTERPRETED = """
+import torch, triton_mm
+from xgemm_torch.tools import accuracy
+
+for m, n, k in ((70, 50, 45), (64, 64, 64), (3, 130, 64)):
+    for a in (torch.randn(m, k), torch.randn(k, m).t()):
+        for b in (torch.randn(k, n), torch.randn(n, k).t()):
+            error = accuracy.errors(triton_mm.mm(a, b, "tf32x3"), a, b)
+            assert error.largest < 8 and not error.misplaced, error
+triton_mm.MOST_ELEMENTS = 10
+try:
+    triton_mm.mm(a, b, "tf32x3")
+except ValueError as error:
+    print(error)
+"""
+COMPILED = """
+import triton, triton_mm
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+function = triton_mm.product_kernel.fn
+bm, bn, bk, warps, slots = triton_mm.TILES[0]
+for precision in ("tf32x3", "bf16x6"):
+    constants = {"PRECISION": precision, "GROUP": 8, "EVEN_K": True, "BM": bm, "BN": bn, "BK": bk}
+    constants |= {"ak": 1, "bn_": 1}
+    types = dict.fromkeys(function.arg_names, "i32") | dict.fromkeys(("a", "b", "d"), "*fp32")
+    types |= dict.fromkeys(constants, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]]
+               for i, name in enumerate(function.arg_names) if name not in constants}
+    source = ASTSource(function, signature=types, constexprs=constants, attrs=aligned)
+    text = triton.compile(source, target=GPUTarget("cuda", 90, 32),
+                          options={"num_warps": warps, "num_stages": slots}).asm["ptx"]
+    products = [line.split()[0] for line in text.splitlines() if "wgmma.mma_async" in line]
+    print(precision, len(products), *sorted({name.split(".")[-1] for name in products}))
+"""
+
+
+def with_triton(code, interpreted):
+    """What code prints in a process of its own: the interpreter is chosen when Triton loads."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
+    variables = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1" if interpreted else "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=variables
+    )
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this Triton's interpreter needs an older numpy")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@TRITON
+def test_tritons_kernel_in_its_interpreter():
+    """All strides, and edges that blocks do not divide."""
+    (line,) = with_triton(INTERPRETED, True)
+    assert line == "triton_mm: 3 x 130 x 64 needs offsets of more than 32 bits"
+
+
+@TRITON
+def test_tritons_kernel_multiplies_by_tensor_cores():
+    """Compiled for an H100, which needs none: three products of TF32, six of bf16, by wgmma."""
+    # 128 x 128 x 32 by two warpgroups: four steps of 8 along K, or two of 16.
+    assert with_triton(COMPILED, False) == ["tf32x3 12 tf32", "bf16x6 12 bf16"]
+
+
+@TRITON
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32x3", "bf16x6"])
+def test_tritons_kernel_on_a_gpu(precision):
+    import triton_mm
+
+    if not triton_mm.supported(precision):
+        pytest.skip(f"this Triton has no {precision}")
+    for a in (torch.randn(300, 500, device="cuda"), torch.randn(500, 300, device="cuda").t()):
+        for b in (torch.randn(500, 200, device="cuda"), torch.randn(200, 500, device="cuda").t()):
+            assert accuracy.errors(triton_mm.mm(a, b, precision), a, b).rms < 2
