@@ -205,6 +205,14 @@ def test_records(tmp_path, capsys):
     assert compare.main([slowed(tmp_path / "old.json", 1.5), str(RECORD)]) == 0
 
 
+def test_the_command_bench_is_a_gate(tmp_path, capsys):
+    from xgemm_torch.__main__ import main
+
+    assert main(["bench", "--compare", str(RECORD), str(RECORD)]) == 0
+    assert main(["bench", "--compare", str(RECORD), slowed(tmp_path / "new.json", 1.5)]) == 1
+    assert "B is slower by over 3%: fp32" in capsys.readouterr().out
+
+
 def test_every_form_of_records_that_has_times_of_torch():
     for path in RECORD.parent.glob("*.json"):
         if re.search(r"-\d\d-\d\d-(random|data|steps|steps-compiled)\.json", path.name):

@@ -27,10 +27,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="measure also what is there")
     parser.add_argument("--list", action="store_true", help="suites, and which records are there")
     parser.add_argument("--dry-run", action="store_true", help="print the commands alone")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("A", "B"),
+        help="measure no suite but two builds in turns, checkouts or compiled modules, or compare "
+        "two records; exit code 1 where B is slower. benchmarks/compare.py has more options",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure; 0 well, 1 where a suite failed, 3 where time was up."""
+    """Measure; 0 well, 1 where a suite failed or B is slower, 3 where time was up."""
+    if options.compare:
+        return checkout.script("compare", who="bench").main([str(x) for x in options.compare])
     suites = checkout.script("suites", who="bench")
     if unknown := [name for name in options.suites if name not in suites.NAMES]:
         raise ValueError(f"bench: no suite {unknown[0]!r}: there are {', '.join(suites.NAMES)}")
