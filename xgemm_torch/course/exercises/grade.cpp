@@ -32,8 +32,9 @@ Stage stage() {
 }
 
 std::string one_case(std::istringstream& in, simt::Settings settings) {
-  const Problem p = Problem::read(in);
-  std::string order;
+  std::string words, word, order;
+  for (int i = 0; i < 8 && in >> word; ++i) words += word + ' ';
+  const Problem p = Problem::read(words.c_str());
   in >> order >> settings.seed;
   settings.order = order == "forward"   ? simt::Order::forward
                    : order == "reverse" ? simt::Order::reverse

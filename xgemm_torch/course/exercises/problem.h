@@ -11,7 +11,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <istream>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -99,12 +98,15 @@ class Problem {
   Problem(const Problem&) = delete;
   ~Problem() { munmap(room_, bytes_); }
 
-  // Reads the words that stand at the head of this file.
-  static Problem read(std::istream& in) {
-    int64_t m, n, k, gap;
-    std::string layout, data;
+  // Reads the words that stand at the head of this file. Without a stream: in a library that is
+  // linked with a libstdc++ of its own, beside Python's, a stream's locale is none.
+  static Problem read(const char* words) {
+    long long m, n, k, gap;
+    char layout[3], data[16];
     float alpha, beta;
-    in >> m >> n >> k >> layout >> gap >> alpha >> beta >> data;
+    if (std::sscanf(words, "%lld %lld %lld %2s %lld %f %f %15s", &m, &n, &k, layout, &gap, &alpha,
+                    &beta, data) != 8)
+      throw std::invalid_argument(std::string("no problem: ") + words);
     return Problem(m, n, k, layout, gap, alpha, beta, data);
   }
 
