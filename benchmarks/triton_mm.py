@@ -17,7 +17,7 @@ from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GROUP = 8
-# Rows, columns and depth of a block, warps, slots of the pipeline. Larger blocks spill: the limbs of
+# Rows, columns and depth of a block, warps, slots of the pipeline. Larger blocks spill: limbs of
 # both operands are in registers beside the accumulators.
 TILES = (
     (128, 128, 32, 8, 3), (128, 128, 32, 8, 4), (128, 128, 64, 8, 2), (128, 256, 32, 8, 3),

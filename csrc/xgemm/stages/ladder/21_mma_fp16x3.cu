@@ -18,10 +18,11 @@
 // K.
 //
 // Of elements far smaller than their row's largest, two fp16 limbs cut off the last bits. Whether
-// that matters is asked of the result: what was cut off are roundings, whose sum is bounded by their
-// number and by the norms of the row and the column, and where it may show beside the result's own
-// magnitude, the unit of 64 rows that the result is in is not stored but marked. A launch behind the
-// product makes marked units anew by FP32 operations; mostly there are none, and it ends at once.
+// that matters is asked of the result: what was cut off are roundings, whose sum is bounded by
+// their number and by the norms of the row and the column, and where it may show beside the
+// result's own magnitude, the unit of 64 rows that the result is in is not stored but marked. A
+// launch behind the product makes marked units anew by FP32 operations; mostly there are none, and
+// it ends at once.
 //
 // against: cp_async_pipelined, as it has the same ring of slices, of other elements
 // first: multiply_limbs
