@@ -41,7 +41,7 @@ FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 @pytest.fixture(autouse=True)
 def in_fp32():
     """torch's convolutions on a GPU are TF32, and left to it."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
 
 
@@ -156,7 +156,7 @@ def test_any_convolution(device):
 )
 def test_opinfo_samples(name, device):
     given = test_patch.samples(name, torch.float32, device, True)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         want = test_patch.results(name, given, True)
         with everything() as p:
             got = test_patch.results(name, given, True)
@@ -550,9 +550,9 @@ def test_patch_leaves_them_to_torch_where_that_is_faster(monkeypatch):
             m.setattr(convolutions, "_torchs_precision", lambda value=value: value)
             assert convolutions.in_tf32("cuda").startswith(words)
             assert bool(convolutions.in_tf32("cuda")) == bool(words)
-    with backends.flags(allow_tf32=False):
+    with backends.flags(enabled=True, allow_tf32=False):
         assert convolutions._torchs_precision() != "tf32"
-    with backends.flags(allow_tf32=True):
+    with backends.flags(enabled=True, allow_tf32=True):
         assert convolutions._torchs_precision() == "tf32"
 
 
