@@ -112,6 +112,7 @@ FORMS = {
     "compile": lambda c: "nvcc" in c and "stages" in c,
     "peers": lambda c: "peers" in c and "products" in c,
     "benches": lambda c: "benches" in c,
+    "exercises": lambda c: "exercises" in c,
 }
 
 
@@ -992,6 +993,23 @@ def history(found: Sequence[Record], unread: int = 0) -> str:
 
 # --- the file -------------------------------------------------------------------------------------
 
+
+def solutions(found: Sequence[Record]) -> str:
+    """The model solutions of the course: whether they are right on a GPU, and how fast."""
+    rows = [
+        (record.gpu, name, "right" if entry["ok"] else entry["text"], entry.get("ran"),
+         "x".join(map(str, entry["product"])) if "product" in entry else "-", entry.get("us"),
+         entry.get("tflops"), entry.get("share"))
+        for record in of(found, "exercises")
+        for name, entry in record.content["exercises"].items()
+    ]  # fmt: skip
+    columns = (
+        choice("GPU"), words("exercise"), words("result"), figures("problems"), words("product"),
+        figures("us"), figures("TFLOP/s", "tflops"), figures("of torch.mm", "share"),
+    )  # fmt: skip
+    return page.table("t-exercises", "Model solutions: bits, then speed", columns, rows)
+
+
 SECTIONS = (
     ("speed", "Speed by size", speeds, ("auto", "rows")),
     ("peers", "Other libraries", peers, ("peers",)),
@@ -1004,6 +1022,7 @@ SECTIONS = (
     ("stages", "Stages", ladder, ("stages", "compile")),
     ("split-k", "Split-K", split_k, ("split-k",)),
     ("benches", "Calls and layers", benches, ("benches",)),
+    ("exercises", "Exercises of the course", solutions, ("exercises",)),
 )
 
 

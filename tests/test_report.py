@@ -261,6 +261,15 @@ def test_stages_are_the_records(found, parsed):
                 assert float(shown["TFLOP/s"]) == pytest.approx(t["tflops"], rel=1e-3)
 
 
+def test_exercises_are_the_records(found, parsed):
+    rows = {row["exercise"]: row for row in parsed.rows("t-exercises")}
+    for record in report.of(found, "exercises"):
+        for name, entry in record.content["exercises"].items():
+            assert (rows[name]["result"] == "right") == entry["ok"]
+            if "share" in entry:
+                assert float(rows[name]["of torch.mm"]) == pytest.approx(entry["share"], rel=1e-2)
+
+
 def test_reach_is_the_records(found, parsed):
     rows = {row["model"]: row for row in parsed.rows("t-reach")}
     for record in report.of(found, "reach"):
