@@ -55,8 +55,8 @@ struct alignas(16) RowScale {
 constexpr uint32_t kGivenFlags = kSingle | kInfinite | kNan;
 
 // Exponents of rows that undo their scales by one multiplication each. From the least on no sum
-// overflows: |t| < 2^15, K up to 2^24. Up to the most, 2^-exponent times any sum of exact products
-// is a normal number, so that it is rounded once, by the other's scale.
+// overflows: |t| < 2^15, K up to 2^24. Up to the most, a sum that 2^-exponent makes smaller than a
+// normal number was below 2^-26, where |A||B| is 2^24 or more: rounding it loses nothing of that.
 constexpr int kLeastExponent = -34, kMostExponent = 100;
 XGEMM_HD bool is_far(int exponent) { return exponent < kLeastExponent || exponent > kMostExponent; }
 
