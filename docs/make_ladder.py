@@ -409,8 +409,9 @@ def code_section(stage: Stage, before: Stage | None) -> list[str]:
             lines += ["", f"What to read first, in `{name}`:", "", "```cpp", *function, "```"]
         else:
             at = f"#L{first}-L{first + len(function) - 1}"
+            path = name if (ROOT / "csrc/xgemm" / name).exists() else f"stages/{name}"
             lines += ["", f"What to read first, in `{name}`: [`{head(stage).first[0]}`]"
-                      f"(../../csrc/xgemm/{name}{at}), {len(function)} lines."]  # fmt: skip
+                      f"(../../csrc/xgemm/{path}{at}), {len(function)} lines."]  # fmt: skip
     return [*lines, ""]
 
 
