@@ -521,3 +521,9 @@ def test_command_checks_and_writes(maker, known, quick_pictures, monkeypatch, tm
     assert maker.main([]) == 0
     assert f"{len(STAGES) + 1} pages" in capsys.readouterr().out
     assert maker.main(["--check"]) == 0
+
+
+def test_every_link_leads_to_a_file():
+    for page in sorted((ROOT / "docs" / "ladder").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
