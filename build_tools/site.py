@@ -148,8 +148,9 @@ def _relinked(text: str, here: Path, root: Path, linked: list[Path]) -> str:
         rest = match["rest"] or ""
         if target.is_dir():
             return f"]({match['path'].rstrip('/')}/index.md{rest})"
-        if target.suffix in _PAGE:  # GitHub's lines are no anchors there
-            return f"]({match['path']}.md{'' if rest.startswith('#L') else rest})"
+        if target.suffix in _PAGE:  # which have no anchor for several lines
+            lines = re.fullmatch(r"#L\d+-L\d+", rest)
+            return f"]({match['path']}.md{'' if lines else rest})"
         return match[0]
 
     return "".join(_outside_code(text, lambda part: _LINK.sub(led, part)))
