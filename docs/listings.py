@@ -45,14 +45,7 @@ class Snippet:
 
     def places(self, tag: str) -> list[str]:
         """The lines that ``// (tag)`` ends, as the emulator names them."""
-        found = [
-            f"{self.path.name}:{number}"
-            for number, line in enumerate(self.text.splitlines(), 1)
-            if line.endswith(f"// ({tag})")
-        ]
-        if not found:
-            raise LookupError(f"{self.path.name}: no line ends with // ({tag})")
-        return found
+        return measure.tagged(self.text, self.path.name, tag)
 
     @property
     def tags(self) -> list[str]:

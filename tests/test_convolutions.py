@@ -313,10 +313,14 @@ SHAPES = {
 of_every_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
-def layer_and_input(shape: str) -> tuple[nn.Module, Tensor]:
+def layer_and_input(shape: str, last: bool = False) -> tuple[nn.Module, Tensor]:
+    """``last``: with a weight that is channels last, where it has such a format."""
     torch.manual_seed(0)
     make, size = SHAPES[shape]
-    return make(), spread(*size)
+    layer = make()
+    if last:
+        layer = layer.to(memory_format=FORMATS.get(len(size) - 2, torch.contiguous_format))
+    return layer, spread(*size)
 
 
 @WAYS
@@ -343,9 +347,7 @@ def test_second_derivatives(way, shape):
 @of_every_shape
 @pytest.mark.parametrize("last", [False, True])
 def test_gradcheck(way, shape, last):
-    layer, x = layer_and_input(shape)
-    if last:
-        layer = layer.to(memory_format=FORMATS.get(x.dim() - 2, torch.contiguous_format))
+    layer, x = layer_and_input(shape, last)
     call = way(layer)
     torch.autograd.gradcheck(
         lambda x: call(x).sum((0, 1)), x.requires_grad_(), eps=1e-2, atol=1e-2, rtol=1e-2
@@ -385,9 +387,7 @@ def test_transforms(way, shape):
 @of_every_shape
 @pytest.mark.parametrize("last", [False, True])
 def test_compiled(way, shape, last):
-    layer, x = layer_and_input(shape)
-    if last:
-        layer = layer.to(memory_format=FORMATS.get(x.dim() - 2, torch.contiguous_format))
+    layer, x = layer_and_input(shape, last)
     stock = copy.deepcopy(layer)
     if way is converted:
         layer = converted(layer)

@@ -379,28 +379,17 @@ def _product(
 def _grouped(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
     """What takes products of groups."""
 
-    def handle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if types:
-            return _of_subclasses(func, args, kwargs)
+    def taken(args: tuple[Any, ...]) -> tuple[Any, int, str]:
         a, b, *more = args
         offs, *others = more or [None]
-        flops, why = 0, ""
-        try:
-            flops = grouped.flops(a.shape, b.shape)
-            why = _reason((a, b)) or ("" if flops >= max(least, 1) else _small(least))
-            if not why and all(x is None for x in others):
-                result = grouped.product(a, b, offs, how)
-                if result is not None:
-                    tally.calls += 1
-                    tally.flops += flops
-                    return result
-        except _UNFIT as error:
-            why = str(error).partition("\n")[0]
-        result = func(*args, **kwargs)
-        tally.leave(why or "alignment, offsets or options", flops)
-        return result
+        flops = grouped.flops(a.shape, b.shape)
+        if reason := _reason((a, b)) or ("" if flops >= max(least, 1) else _small(least)):
+            return None, flops, reason
+        plain = all(x is None for x in others)
+        result = grouped.product(a, b, offs, how) if plain else None
+        return result, flops, "alignment, offsets or options"
 
-    return handle
+    return _counted(tally, taken)
 
 
 def _convolution(tally: Tally, how: dict[str, Any], least: float) -> _Handler:

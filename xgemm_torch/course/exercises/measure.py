@@ -114,3 +114,19 @@ def count(program: Program, problem: str) -> Counts:
     if answer["kind"] != "counts":
         raise ValueError(answer.get("text", answer["kind"]))
     return Counts(answer["rows"], fmas(problem))
+
+
+def tagged(text: str, name: str, tag: str) -> list[str]:
+    """The places, as the emulator names them, of the lines of a file that ``// (tag)`` ends.
+
+    Raises:
+        LookupError: there is none.
+    """
+    found = [
+        f"{name}:{number}"
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.endswith(f"// ({tag})")
+    ]
+    if not found:
+        raise LookupError(f"{name}: no line ends with // ({tag})")
+    return found

@@ -97,14 +97,7 @@ class Facts:
 
     def tagged(self, tag: str) -> list[str]:
         """The places of the lines that ``// (tag)`` ends."""
-        found = [
-            f"{self.exercise.file_name}:{number}"
-            for number, line in enumerate(self.text.splitlines(), 1)
-            if line.endswith(f"// ({tag})")
-        ]
-        if not found:
-            raise ValueError(f"{self.exercise.file_name}: no line ends with // ({tag})")
-        return found
+        return measure.tagged(self.text, self.exercise.file_name, tag)
 
     def count(self, problem: str) -> measure.Counts:
         """Count a problem."""
