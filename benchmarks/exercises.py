@@ -80,7 +80,7 @@ def measure(worker: gpu.Worker, sm: int) -> dict[str, Any]:
             print(line(each.stem, found[each.stem]), flush=True)
         summary = clocks.summary()
     return {
-        **provenance.facts(), "clocks": summary, "clock_source": clocks.source,
+        "facts": provenance.facts(), "clocks": summary, "clock_source": clocks.source,
         "seconds": time.monotonic() - began, "exercises": found,
     }  # fmt: skip
 
@@ -105,7 +105,8 @@ def write_marks(record: dict[str, Any], name: str) -> None:
         for stem, found in record["exercises"].items()
         if "share" in found
     }
-    told = {"record": name, "device": record["device"], "date": record["date"], "shares": shares}
+    facts = record["facts"]
+    told = {"record": name, "device": facts["device"], "date": facts["date"], "shares": shares}
     write_text(speed.FILE, json.dumps(told, indent=1) + "\n", who="exercises")
     print(f"{speed.FILE.name}: {len(shares)} marks; now run python docs/make_course.py")
 
@@ -127,7 +128,7 @@ def main() -> int:
         except gpu.CannotAsk as error:
             raise SystemExit(f"exercises: {error}") from None
         records.write(options.json, record)
-        print(f"{record['device']}, {record['seconds']:.0f} s: {options.json}")
+        print(f"{record['facts']['device']}, {record['seconds']:.0f} s: {options.json}")
     else:
         record = records.read(options.show)
         for stem, found in record["exercises"].items():

@@ -154,7 +154,7 @@ def expect(record: dict[str, Any], size: int, layout: str) -> dict[str, float]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Check and time all cases; returns what --out gets."""
     record: dict[str, Any] = {
-        **provenance.facts(),
+        "facts": provenance.facts(),
         "marks": {"cublas": marks.CUBLAS, "stages": marks.MARKS, "goals": marks.GOALS},
         "cases": [],
     }
@@ -240,9 +240,10 @@ def verdicts(record: dict[str, Any]) -> list[str]:
         lines.append(
             f"SM clock {min(clocks):.0f} to {max(clocks):.0f} MHz, up to {max(watts):.0f} W"
         )
+    facts = record["facts"]
     lines.append(
-        f"{record['device']}, torch {record['torch']}, {record['date']}, commit "
-        f"{record['commit'][:12]}, {record['seconds']:.0f} s"
+        f"{facts['device']}, torch {facts['torch']}, {facts['date']}, commit "
+        f"{facts['commit'][:12]}, {record['seconds']:.0f} s"
     )
     return lines
 

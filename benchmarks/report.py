@@ -69,9 +69,8 @@ class Record:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Where and how it was measured, as far as it says."""
-        environment = self.content.get("environment", {})
-        return {**environment, **self.content.get("facts", self.content)}
+        """Where and how it was measured, as far as it says; a training has an environment, too."""
+        return {**self.content.get("environment", {}), **self.content.get("facts", {})}
 
     @property
     def gpu(self) -> str:
@@ -153,8 +152,8 @@ def overview(found: Sequence[Record]) -> str:
             record.name, record.form or "not shown below", facts.get("device", "-"), record.date,
             str(facts.get("commit", "not on record"))[:10], facts.get("torch", "not on record"),
             driver.get("driver_version", "-"), facts.get("cuda") or facts.get("torch_cuda")
-            or facts.get("nvcc", "-"),
-            facts.get("build", {}).get("archs") or facts.get("arch", "-"),
+            or record.content.get("nvcc", "-"),
+            facts.get("build", {}).get("archs") or record.content.get("arch", "-"),
             driver.get("clocks.max.sm", "-"), *clocks,
             facts.get("command", "not on record"),
         ))  # fmt: skip
@@ -923,6 +922,10 @@ def followed(record: Record) -> dict[str, float] | None:
         return None
 
 
+# In git's history h200.py and exercises.py have these beside their cases, not under "facts".
+FLAT = ("date", "command", "commit", "torch", "cuda", "build", "device", "driver")
+
+
 def older(folder: str = "benchmarks/results") -> tuple[list[Record], int]:
     """Give the records that git's history of this branch has, and how many could not be read."""
 
@@ -941,7 +944,9 @@ def older(folder: str = "benchmarks/results") -> tuple[list[Record], int]:
             with tempfile.TemporaryDirectory() as scratch:
                 file = Path(scratch) / "record.json"
                 file.write_text(git("cat-file", "blob", blob), encoding="utf-8")
-                found.append(Record(Path(path).relative_to(folder).as_posix(), records.read(file)))
+                content = records.read(file)
+            content.setdefault("facts", {key: content[key] for key in FLAT if key in content})
+            found.append(Record(Path(path).relative_to(folder).as_posix(), content))
         except (ValueError, KeyError, TypeError):  # a form that records.py no longer reads
             unread += 1
     return found, unread

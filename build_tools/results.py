@@ -18,16 +18,16 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
     runs = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        if "cases" in record and "date" in record:
-            runs.append((record["date"], path.name, record))
+        if "cases" in record:
+            runs.append((record["facts"]["date"], path.name, record))
     for date, name, record in sorted(runs, key=lambda run: run[:2]):
         for case in record["cases"]:
             for stage, times in case["times"].items():
                 facts = newest.get(stage)
                 if facts is None or facts["run"] != name:
                     facts = newest[stage] = {
-                        "run": name, "date": date[:10], "device": record["device"],
-                        "torch": record["torch"], "cases": {},
+                        "run": name, "date": date[:10], "device": record["facts"]["device"],
+                        "torch": record["facts"]["torch"], "cases": {},
                     }  # fmt: skip
                 facts["cases"][case["size"], case["layout"]] = times["tflops"], times["share"]
     return newest

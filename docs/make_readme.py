@@ -361,12 +361,10 @@ def sources() -> list[str]:
                  *(["examples"] if examples() else []),
                  *(["peers"] if peers() else [])):  # fmt: skip
         name, record = newest(kind)
-        facts = record.get("facts", record)
-        device = facts.get("device") or record["environment"]["device"]
+        facts = {**record.get("environment", {}), **record.get("facts", {})}
         by = facts.get("command", "-")
         rows.append((
-            f"[{name}](../benchmarks/results/{name})", device,
-            facts.get("torch") or record.get("environment", {}).get("torch", "not on record"),
+            f"[{name}](../benchmarks/results/{name})", facts["device"], facts["torch"],
             f"`{facts['commit'][:10]}`" if "commit" in facts else "not on record",
             f"`{by}`" if by != "-" else "not on record",
         ))  # fmt: skip

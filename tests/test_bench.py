@@ -266,8 +266,8 @@ def record(share):
                 {"size": size, "layout": layout, "times": times, "check": check, "clocks": clocks}
             )
     return {
-        "cases": cases, "device": "a GPU", "torch": "2.x", "date": "today", "commit": "abc",
-        "seconds": 9.0,
+        "facts": {"device": "a GPU", "torch": "2.x", "date": "today", "commit": "abc"},
+        "cases": cases, "seconds": 9.0,
     }  # fmt: skip
 
 

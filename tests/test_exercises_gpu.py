@@ -358,6 +358,7 @@ def test_solutions_are_measured_into_a_record(tmp_path, marked, monkeypatch, cap
         record = benchmark.measure(worker, 90)
     programs = [each.stem for each in exercises() if each.kind != "predict"]
     assert list(record["exercises"]) == programs
+    assert record["facts"]["device"] and record["facts"]["date"]
     assert {stem for stem, x in record["exercises"].items() if "share" in x} == set(speed.SPEEDS)
     found = record["exercises"]["06_smem_tile"]
     assert found["share"] == 0.25 and found["tflops"] == pytest.approx(2 * 4096**3 / 2e-3 / 1e12)

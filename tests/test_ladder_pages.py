@@ -285,7 +285,9 @@ def test_the_newest_run_that_has_a_stage_counts(maker, monkeypatch, tmp_path):
         return {"size": 4096, "layout": "NN", "times": told}
 
     def record(date, cases):
-        return json.dumps({"date": date, "device": "d", "torch": "t", "cases": cases})
+        return json.dumps(
+            {"facts": {"date": date, "device": "d", "torch": "t"}, "cases": cases}
+        )  # fmt: skip
 
     (tmp_path / "h200").mkdir()
     older = [case(**{"torch.mm": 50.0, "a": 10.0, "b": 5.0})]

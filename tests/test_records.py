@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -101,3 +102,15 @@ def test_what_is_stored_has_this_form(path):
     assert records.stored_text(path) == records.text(records.read(path)), (
         f"run: python benchmarks/records.py {path.relative_to(ROOT)}"
     )
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_what_is_stored_says_where_and_how_it_was_measured(path):
+    """Trainings from before they named their commit have an environment in place of facts."""
+    record = records.read(path)
+    if path.name == "compile.json" or ("facts" not in record and "runs" in record):
+        return
+    facts = record["facts"]
+    assert {"device", "torch", "commit", "command"} <= set(facts)
+    assert re.fullmatch(r"[0-9a-f]{7,40}\+?", facts["commit"])
+    assert not {"date", "commit", "command"} & set(record)  # beside the facts

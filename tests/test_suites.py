@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -205,6 +206,58 @@ def test_its_script_takes_its_arguments(one, tmp_path, capsys):
             code = stop.code
         assert code == 2 or "needs a GPU" in str(code)  # h200.py: 2
         assert "usage:" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def nothing_to_measure(monkeypatch):
+    """The suites' scripts do all but measure; each is told of its GPU what `HERE` says."""
+    import data
+    import h200
+    import peers
+    import provenance
+    import recording
+    import run_examples
+    import steps
+    import survey
+
+    from xgemm_torch.tools import timing
+
+    chip = SimpleNamespace(name=HERE["device"], major=9, minor=0)
+    for owner, name, stand_in in (
+        (provenance, "facts", lambda: dict(HERE)),
+        (recording, "require_yardstick", lambda *_, **__: None),
+        (timing, "heat", lambda seconds: None),
+        (torch.cuda, "get_device_properties", lambda index: chip),
+        (torch.cuda, "Stream", lambda: None),
+        (h200, "check", lambda *_: {}),
+        (h200, "measure", lambda *_: {"times": {}}),
+        (survey, "problems_of", lambda options: []),
+        (survey.trials, "check", lambda *_: []),
+        (data, "measure", lambda *_, **__: True),
+        (data, "remarks", lambda record: []),
+        (steps, "measure", lambda *_, **__: {}),
+        (run_examples, "measure", lambda *_: {}),
+        (peers, "load", lambda *_: ([], {})),
+        (peers, "run", lambda *_, **__: True),
+        *((script, "table", lambda record: "") for script in (data, steps, run_examples, peers)),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, stand_in)
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in suites.SUITES if one.wrap is None], ids=lambda one: one.name
+)
+@pytest.mark.usefixtures("nothing_to_measure")
+def test_the_record_that_its_script_writes_is_not_measured_again(one, tmp_path):
+    file = tmp_path / f"{one.name}.json"
+    path, *words = one.arguments(file, 5.0, True)
+    script = importlib.import_module(Path(path).stem)
+    if one.name == "stages":  # its main asks for a GPU by itself
+        script.run(script.parse(words))
+    else:
+        assert script.main(words) == 0
+    assert suites.outdated(suites.read(file), HERE) == ""
+    assert suites.Run(tmp_path, [one], HERE).state(one)[0] == suites.THERE
 
 
 def test_names_are_told_apart():
