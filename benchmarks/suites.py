@@ -183,6 +183,16 @@ def outdated(record: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return "" if record.get("finished") else "not finished"
 
 
+def differences(record: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Name what of `SAME` a record has otherwise, with both values."""
+    its = record.get("facts", {})
+    return ", ".join(
+        f"{name} {its.get(name)!r} in place of {here.get(name)!r}"
+        for name in SAME
+        if its.get(name) != here.get(name)
+    )
+
+
 def read(path: Path) -> dict[str, Any] | None:
     """Give a record, None where there is none that can be read."""
     try:
@@ -270,6 +280,10 @@ class Run:
         finally:
             if printed is not log:
                 printed.unlink(missing_ok=True)
+        if differs := differences(record, self.here):
+            # The next call would measure it again, and so would each one after that.
+            note = "; ".join([*filter(None, [note]), f"the record has {differs}"])
+            return Outcome(suite, FAILED, seconds, f"{note}: see {UNFINISHED}/{file.name}")
         if not record.get("finished"):
             if code == 3:
                 return Outcome(suite, UNWHOLE, seconds, "time was up: the next call goes on")

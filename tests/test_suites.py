@@ -146,6 +146,27 @@ def test_something_wrong_that_was_measured_has_a_record(tmp_path):
     assert calls(tmp_path) == 1
 
 
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({}, "sources None in place of 's1', device None in place of 'chip', torch None in place "
+             "of '2'"),
+        ({**HERE, "sources": "s2"}, "sources 's2' in place of 's1'"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("how", [{}, {"finished": "False", "end": "sys.exit(3)", "resumes": True}])
+def test_a_record_that_would_be_measured_again_has_failed(facts, why, how, tmp_path):
+    """As one whose facts are not where they are looked for, or whose sources have changed since."""
+    (outcome,) = run(tmp_path, suite(facts=facts, **how))
+    assert outcome.state == suites.FAILED
+    assert outcome.note.endswith(f"the record has {why}: see unfinished/one.json")
+    assert not (tmp_path / "one.json").exists() and left(tmp_path) == ["one.json"]
+    assert [o.state for o in run(tmp_path, suite(**how))] == [
+        suites.UNWHOLE if how else suites.MEASURED
+    ]
+    assert records.read(next(tmp_path.rglob("one.json")))["calls"] == 1  # it was begun anew
+
+
 def test_without_a_gpu(tmp_path):
     needs = suite("needs", on_cpu=0)
     assert [o.state for o in run(tmp_path, needs, suite())] == [suites.NO_GPU, suites.MEASURED]
