@@ -8,6 +8,7 @@ torch, is not measured again. What a suite prints is in ``logs/NAME.txt``.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import shlex
@@ -220,6 +221,7 @@ class Run:
         """
         self.folder, self.suites, self.here = folder.resolve(), suites, here
         self.seconds, self.again, self.gpu = seconds, again, "sm" in here
+        self.outcomes: list[Outcome] = []
 
     def record(self, suite: Suite) -> Path:
         """Where its record is when it is whole."""
@@ -323,8 +325,13 @@ class Run:
         if suite.wrap is None:
             return dict(records.read(file))
         words = [w.replace(f"{file.parent}/", "") for w in self.command(suite)[1:]]
-        mine = {**self.here, "command": shlex.join(["python", *words])}
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        mine = {**self.here, "date": now, "command": shlex.join(["python", *words])}
         return {**suite.wrap(file, printed), "facts": mine, "finished": True}
+
+    def left(self) -> list[str]:
+        """Name the suites that nothing has come of."""
+        return [suite.name for suite in self.suites[len(self.outcomes) :]]
 
     def all(self) -> list[Outcome]:
         """Measure what is not there, under one progress bar."""
@@ -332,7 +339,7 @@ class Run:
 
         states = {suite.name: self.state(suite) for suite in self.suites}
         todo = [suite for suite in self.suites if not states[suite.name][0]]
-        outcomes = []
+        outcomes = self.outcomes = []
         total = sum(map(self.expected, todo))
         bar = tqdm(total=total, disable=None, bar_format="{desc} |{bar}| {elapsed}{postfix}")
         done = 0.0
@@ -405,9 +412,9 @@ def ending(run: Run, outcomes: Sequence[Outcome]) -> Fitted:
 
 def main(
     names: Sequence[str], folder: Path, *, seconds: Limit = None, again: bool = False,
-    only_list: bool = False, dry_run: bool = False, report: str = "",
+    only_list: bool = False, dry_run: bool = False, report: str = "", command: str = "",
 ) -> int:  # fmt: skip
-    """Measure suites; 0 well, 1 where one failed, 3 where time was up.
+    """Measure suites; 0 well, 1 where one failed, 3 where time was up, 130 where interrupted.
 
     Args:
         names: of the suites; all where there are none.
@@ -417,6 +424,7 @@ def main(
         only_list: list suites and records, measure nothing.
         dry_run: print the commands, measure nothing.
         report: the command that shows the records.
+        command: the one that was given, without the suites.
     """
     from xgemm_torch.tools.console import console
 
@@ -432,7 +440,13 @@ def main(
             print(f"# {suite.name}: {state or 'to measure'}")
             print(shlex.join(["python", *run.command(suite)[1:]]))
         return 0
-    outcomes = run.all()
+    try:
+        outcomes = run.all()
+    except KeyboardInterrupt:
+        # What is there does not count again, except where it is asked for.
+        words = [command, *(["--again", *run.left()] if again else names)]
+        print(f"interrupted; to go on: {' '.join(words)}", file=sys.stderr)
+        return 130
     out.print(ending(run, outcomes))
     if any(o.state in (THERE, MEASURED) for o in outcomes):
         out.print(f"to see them: {report}", highlight=False, soft_wrap=True)

@@ -311,6 +311,27 @@ def test_the_commands_exit_code_and_table(tmp_path, monkeypatch, capsys):
     assert entry.main(["bench", *out, "good"]) == 0
 
 
+def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def interrupted(run, one, tick):
+        if one.name == "b" and "b" not in done:
+            raise KeyboardInterrupt
+        done.append(one.name)
+        return measure(run, one, tick)
+
+    measure, done = suites.Run.measure, []
+    monkeypatch.setattr(suites.Run, "measure", interrupted)
+    monkeypatch.setattr(suites, "SUITES", [suite(name) for name in "abc"])
+    monkeypatch.setattr(suites, "NAMES", tuple("abc"))
+    words = ["bench", "a", "b", "--out", str(tmp_path), "--seconds", "9"]
+    assert entry.main(words) == 130 and done == ["a"]
+    begin = f"interrupted; to go on: python -m xgemm_torch bench --out {tmp_path}"
+    assert f"{begin} --seconds 9 a b\n" in capsys.readouterr().err
+    assert entry.main(["bench", "--out", str(tmp_path), "--again"]) == 130
+    assert f"{begin} --again b c\n" in capsys.readouterr().err
+    done.append("b")
+    assert entry.main(words) == 0 and done == ["a", "a", "b", "b"]
+
+
 @pytest.mark.parametrize(
     "words, why",
     [

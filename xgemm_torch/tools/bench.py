@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure; 0 well, 1 where a suite failed or B is slower, 3 where time was up."""
+    """Measure; 0 well, 1 a suite failed or B is slower, 3 time was up, 130 interrupted."""
     if options.compare:
         return checkout.script("compare", who="bench").main([str(x) for x in options.compare])
     suites = checkout.script("suites", who="bench")
@@ -43,8 +43,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"bench: no suite {unknown[0]!r}: there are {', '.join(suites.NAMES)}")
     if options.seconds is not None and not 0 < options.seconds < math.inf:
         raise ValueError(f"bench: seconds must be more than 0, got {options.seconds:g}")
+    limit = [] if options.seconds is None else ["--seconds", f"{options.seconds:g}"]
     return suites.main(
         options.suites, options.out, seconds=options.seconds, again=options.again,
         only_list=options.list, dry_run=options.dry_run,
+        command=called("bench", "--out", options.out, *limit),
         report=called("report", "--records", options.out, "--out", options.out / "report.html"),
     )  # fmt: skip
