@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import records
@@ -52,6 +53,7 @@ class Suite:
         seconds: about how long it takes on an H100; on a CPU, where it runs there.
         on_cpu: that many seconds; 0 where it needs a GPU.
         resumes: whether it goes on where its file stops.
+        shortens: whether it takes the seconds that it is given, and does not go on.
         wrap: makes the record of what the process has left, where the process does not: given
             its file and its standard output.
     """
@@ -62,6 +64,7 @@ class Suite:
     seconds: float
     on_cpu: float = 0.0
     resumes: bool = False
+    shortens: bool = False
     wrap: Callable[[Path, Path], dict[str, Any]] | None = None
 
 
@@ -103,7 +106,12 @@ def of_pytest(file: Path, _: Path) -> dict[str, Any]:
     found = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
     if not found:
         raise ValueError("no benchmark has run")
+    clocks = [c for b in found if (c := b["extra_info"].get("clocks"))]
     return {
+        "clocks": {
+            name: {"p50": median(c[name]["p50"] for c in clocks)}
+            for name in (clocks[0] if clocks else ())
+        },
         "benches": {
             b["name"]: {
                 "us": 1e6 * b["stats"]["median"], "iqr_us": 1e6 * b["stats"]["iqr"],
@@ -111,36 +119,36 @@ def of_pytest(file: Path, _: Path) -> dict[str, Any]:
                 **{key: b["extra_info"][key] for key in OF_BENCH if key in b["extra_info"]},
             }
             for b in found
-        }
+        },
     }  # fmt: skip
 
 
 SUITES = (
     Suite("stages", "every stage on squares in four layouts, bits and errors first",
-          lambda file, seconds, gpu: ["benchmarks/h200.py", "--out", str(file)], 110),
+          lambda file, seconds, gpu: ["benchmarks/h200.py", "--out", str(file)], 224),
     Suite("suite", "auto beside torch.mm: squares, layers, rows, columns, long ones, batches",
-          _survey("--suite", "--extras"), 60, resumes=True),
+          _survey("--suite", "--extras"), 49, resumes=True),
     Suite("random", "auto beside torch.mm on random sizes",
-          _survey("--seeds", "31", "32", "33", "--count", "134"), 70, resumes=True),
+          _survey("--seeds", "31", "32", "33", "--count", "134"), 24, resumes=True),
     Suite("data", "33 kinds of data in 18 problems: times and errors",
-          _script("data", timed=True), 150, resumes=True),
+          _script("data", timed=True), 34, resumes=True),
     Suite("accuracy", "errors by depth on ten kinds of operands, beside the chain's and TF32's",
-          lambda file, seconds, gpu: ["-m", "xgemm_torch", "accuracy", "--json"], 20, 15,
+          lambda file, seconds, gpu: ["-m", "xgemm_torch", "accuracy", "--json"], 10, 15,
           wrap=of_stdout),
     Suite("steps", "training steps of six models, stock, TF32 and converted",
-          _script("steps"), 90),
+          _script("steps"), 107),
     Suite("steps-compiled", "the same under torch.compile, four models",
-          _script("steps", "--compile", "--models", "gpt2", "vit", "bert", "mlp"), 150),
+          _script("steps", "--compile", "--models", "gpt2", "vit", "bert", "mlp"), 167),
     Suite("examples", "the programs of examples/ in three ways, with their errors",
-          _examples, 240, 40),
+          _examples, EXAMPLES_SECONDS, 40, shortens=True),
     Suite("products", "products by pytest-benchmark: auto, stages, operands hot and cold",
-          _pytest("bench_sgemm"), 90, 10, wrap=of_pytest),
+          _pytest("bench_sgemm"), 73, 10, wrap=of_pytest),
     Suite("layers", "linear layers by pytest-benchmark, forward and with gradients",
-          _pytest("bench_linear"), 15, 6, wrap=of_pytest),
+          _pytest("bench_linear"), 14, 6, wrap=of_pytest),
     Suite("host", "the host's time of a call by pytest-benchmark",
-          _pytest("bench_overhead"), 15, 6, wrap=of_pytest),
+          _pytest("bench_overhead"), 16, 6, wrap=of_pytest),
     Suite("peers", "beside Triton, JAX and CuPy where they are installed, with errors",
-          _script("peers", timed=True), 120, 4, resumes=True),
+          _script("peers", timed=True), 96, 4, resumes=True),
 )  # fmt: skip
 NAMES = tuple(suite.name for suite in SUITES)
 
@@ -253,7 +261,8 @@ class Run:
     def expected(self, suite: Suite) -> float:
         """About how many seconds it takes."""
         usual = suite.seconds if self.gpu else suite.on_cpu
-        return min(usual, self.seconds or usual) if suite.resumes else usual
+        limited = suite.resumes or suite.shortens
+        return min(usual, self.seconds or usual) if limited else usual
 
     def measure(self, suite: Suite, tick: Callable[[float], None]) -> Outcome:
         """Run a suite's process, and keep its record if that is whole; ``tick`` is told seconds."""

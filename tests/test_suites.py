@@ -190,9 +190,12 @@ def test_what_a_command_prints_becomes_a_record(tmp_path):
 
 def test_benchmarks_of_pytest_become_a_record(tmp_path):
     stats = {"median": 2e-6, "iqr": 1e-7, "rounds": 7}
-    bench = {"name": "bench_x[a]", "stats": stats, "extra_info": {"ratio": 1.5, "commit": "c"}}
+    clocks = {"sm_mhz": {"p5": 1900.0, "p50": 1980.0}}
+    info = {"ratio": 1.5, "commit": "c", "clocks": clocks}
+    bench = {"name": "bench_x[a]", "stats": stats, "extra_info": info}
     (tmp_path / "b.json").write_text(json.dumps({"benchmarks": [bench]}))
     assert suites.of_pytest(tmp_path / "b.json", tmp_path) == {
+        "clocks": {"sm_mhz": {"p50": 1980.0}},
         "benches": {
             "bench_x[a]": {
                 "us": pytest.approx(2), "iqr_us": pytest.approx(0.1), "rounds": 7, "ratio": 1.5,
@@ -287,6 +290,15 @@ def test_names_are_told_apart():
     assert {one.name for one in suites.SUITES if one.resumes} == {
         "suite", "random", "data", "peers",
     }  # fmt: skip
+
+
+def test_seconds_shorten_what_takes_them(tmp_path):
+    gpu = {**HERE, "sm": "9.0"}
+    usual, short = (suites.Run(tmp_path, suites.SUITES, gpu, seconds=s) for s in (None, 12.0))
+    for one in suites.SUITES:
+        assert usual.expected(one) == one.seconds
+        assert short.expected(one) == (min(one.seconds, 12) if "12" in short.command(one)
+                                       else one.seconds)  # fmt: skip
 
 
 # --- the command ----------------------------------------------------------------------------------
