@@ -64,7 +64,7 @@ class Record:
     @property
     def series(self) -> str:
         """What records of one history have in common: the name without date and count."""
-        name = re.sub(r"^\d{4}-\d\d-\d\d-", "", Path(self.name).stem)
+        name = re.sub(r"^\d{4}-\d\d-\d\d-", "", Path(self.name).name.partition(".")[0])
         return re.sub(r"^[a-z-]+-stages$", "stages", name)
 
     @property

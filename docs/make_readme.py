@@ -39,6 +39,8 @@ PAGES = (
 CHART = ROOT / "docs" / "images" / "speed-and-error.svg"
 EXAMPLES_CHART = ROOT / "docs" / "images" / "examples.svg"
 RECORDS = ROOT / "benchmarks" / "results"  # a folder for each GPU model
+# The ladder's GPU: its marks and pages are of it.
+LADDER = "h200"
 BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PRECISIONS = ("ieee", "fp32")
 SQUARES = (1024, 2048, 4096, 8192)
@@ -72,8 +74,12 @@ GPUS = (
 
 @cache
 def newest(kind: str) -> tuple[str, dict[str, Any]]:
-    """Give the place and the content of the newest record whose name ends with this kind."""
-    path = max(RECORDS.glob(f"*/*-{kind}.json"), key=lambda path: path.name)
+    """Give the place and the content of the newest record whose name ends with this kind.
+
+    Of stages those of `LADDER` count alone, as on the ladder's pages.
+    """
+    folder = LADDER if kind == "stages" else "*"
+    path = max(RECORDS.glob(f"{folder}/*-{kind}.json"), key=lambda path: path.name)
     return path.relative_to(RECORDS).as_posix(), records.read(path)
 
 
