@@ -238,7 +238,8 @@ def compare_builds(chosen: argparse.Namespace) -> int:
     if chosen.json:
         records.write(chosen.json, {
             "facts": provenance.facts(), "loaded": loaded, "device": chosen.device,
-            "tolerance": chosen.tolerance, "slower": bad,
+            "tolerance": chosen.tolerance, "seed": chosen.seed,
+            "seconds": time.monotonic() - start, "slower": bad,
             "ratios": {name: asdict(ratio) for name, ratio in found.items()},
             "again": {name: asdict(ratio) for name, ratio in again.items()},
             "turns": {name: {"a_us": [r.a * 1e6 for r in mine], "b_us": [r.b * 1e6 for r in mine],

@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import kinds  # noqa: E402
 import page  # noqa: E402
+import paired  # noqa: E402
 import reach_page  # noqa: E402
 import records  # noqa: E402
 import shapes  # noqa: E402
@@ -112,6 +113,7 @@ FORMS = {
     "peers": lambda c: "peers" in c and "products" in c,
     "benches": lambda c: "benches" in c,
     "exercises": lambda c: "exercises" in c,
+    "gate": lambda c: "planted" in c and "pairs" in c,
 }
 
 
@@ -857,6 +859,67 @@ def benches(found: Sequence[Record]) -> str:
     )  # fmt: skip
 
 
+# --- the gate -------------------------------------------------------------------------------------
+
+OF_PAIR = {"planted": 5, "equal": 2}
+
+
+def gates(found: Sequence[Record]) -> str:
+    """Comparisons of builds: with a planted slowdown, and of a build with itself."""
+    drawn, rows = [], []
+    for record in of(found, "gate"):
+        tolerance, pairs = record.content["tolerance"], record.content["pairs"]
+        for number, p in enumerate(pairs, 1):
+            mean, low, high = p["ratios"][paired.MEAN]
+            single = {name: r for name, (r, _, _) in p["ratios"].items() if name != paired.MEAN}
+            rows.append((
+                record.gpu, number, p["kind"], p["seed"], "slower" if p["slower"] else "not slower",
+                mean, f"{low:.4f} .. {high:.4f}",
+                *(f"{pick(single.values()):.3f}: {pick(single, key=single.__getitem__)}"
+                  for pick in (min, max)),
+                len([name for name in p["slower"] if name != paired.MEAN]), round(p["seconds"]),
+            ))  # fmt: skip
+        places = [
+            (number, ratio, OF_PAIR[p["kind"]], name == paired.MEAN)
+            for number, p in enumerate(pairs, 1)
+            for name, (ratio, _, _) in p["ratios"].items()
+        ]
+        said = "; ".join(
+            f"{kind}: {sum(bool(p['slower']) for p in some)} of {len(some)} slower"
+            for kind in OF_PAIR
+            if (some := [p for p in pairs if p["kind"] == kind])
+        )
+        title = f"Gate at {tolerance:.0%}, {record.gpu}: {said}"
+        drawn.append(page.chart(
+            title, f"{title}. Planted: {record.content['planted']}. B's time over A's by pair: "
+            "dots are problems, a line is the geometric mean.",
+            page.Axis(0.5, len(pairs) + 0.5, "pair"),
+            page.span([r for _, r, _, _ in places], "B's time over A's"),
+            lambda fx, fy, places=places: "".join(
+                page.line([(fx(n - 0.3), fy(r)), (fx(n + 0.3), fy(r))], s) if mean
+                else page.line([(fx(n), fy(r))], s, dots=True)
+                for n, r, s, mean in places
+            ),
+            series=OF_PAIR.items(), level=1 + tolerance, height=270,
+        ))  # fmt: skip
+    planted = "; ".join(dict.fromkeys(r.content["planted"] for r in of(found, "gate")))
+    return "".join((
+        page.note(
+            f"compare.py on pairs of builds. Planted: {planted}. Equal: a build beside itself. "
+            "Dots are problems, lines geometric means; the line across is the tolerance. B is "
+            "slower where a whole interval is above it, twice, the second time by new processes."
+        ),
+        page.charts(*drawn),
+        page.table(
+            "t-gate", "Pairs of builds: verdict, geometric mean of B's time over A's and its "
+            "interval, least and largest ratio of a problem, problems that are slower",
+            (choice("GPU", "gpu"), figures("pair"), choice("kind"), figures("seed"),
+             choice("verdict"), figures("mean"), words("interval"), words("least"),
+             words("largest"), figures("slower"), figures("seconds")), rows,
+        ),
+    ))  # fmt: skip
+
+
 # --- history --------------------------------------------------------------------------------------
 
 
@@ -908,6 +971,12 @@ def headlines(record: Record) -> dict[str, float]:
     if record.form == "benches":
         ratios = [b["ratio"] for b in content["benches"].values() if "ratio" in b]
         return {"geometric mean ratio to torch's own": geometric_mean(ratios)}
+    if record.form == "gate":
+        by_kind = {
+            kind: [bool(p["slower"]) for p in content["pairs"] if p["kind"] == kind]
+            for kind in OF_PAIR
+        }
+        return {f"{kind} pairs: share slower": fmean(x) for kind, x in by_kind.items() if x}
     if record.form == "training":
         ms = content["interleaved_ms"]
         return {"ms a step, stock": ms["stock"], "ms a step, converted": ms["converted"]}
@@ -1028,6 +1097,7 @@ SECTIONS = (
     ("split-k", "Split-K", split_k, ("split-k",)),
     ("benches", "Calls and layers", benches, ("benches",)),
     ("exercises", "Exercises of the course", solutions, ("exercises",)),
+    ("gate", "What a comparison of builds finds", gates, ("gate",)),
 )
 
 

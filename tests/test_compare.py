@@ -16,6 +16,7 @@ import xgemm_torch
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 import compare  # noqa: E402
+import gate  # noqa: E402
 import paired  # noqa: E402
 import records  # noqa: E402
 
@@ -159,6 +160,7 @@ def test_a_planted_slowdown_fails(fake, tmp_path, capsys):
     ratio, turn = record["ratios"]["4x4x4"], record["turns"]["4x4x4"]
     assert 1.03 < ratio["low"] < ratio["ratio"] < 1.06 and len(turn["a_us"]) == 200
     assert {*turn["a_first"]} == {True, False} and min(turn["a_us"]) > 900
+    assert record["seed"] == 0 and record["seconds"] > 0
 
 
 def test_one_build_is_as_fast_as_itself(capsys):
@@ -250,3 +252,40 @@ def test_arguments(arguments, said, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         compare.main(arguments)
     assert said in capsys.readouterr().err
+
+
+# Many pairs in one record
+
+
+def compared(path, seed, slower=(), **facts):
+    """What compare.py leaves of a pair, made up."""
+    here = {"commit": "c" * 40, "sources": "s", "device": "chip", "torch": "2", "date": "today"}
+    factor = 1.06 if slower else 1.001
+    ratios = {
+        name: {"ratio": factor, "low": factor - 0.001, "high": factor + 0.001}
+        for name in ("square", paired.MEAN)
+    }
+    records.write(path, {
+        "facts": {**here, **facts}, "tolerance": TOLERANCE, "seed": seed, "seconds": 25.0,
+        "slower": list(slower), "ratios": ratios, "again": ratios if slower else {},
+    })  # fmt: skip
+    return str(path)
+
+
+def test_pairs_become_one_record(tmp_path, capsys):
+    planted = [compared(tmp_path / f"p{i}.json", i, ["square"]) for i in range(2)]
+    equal = [compared(tmp_path / "e.json", 7)]
+    arguments = [str(tmp_path / "gate.json"), "--what", "a barrier", "--planted", *planted]
+    assert gate.main([*arguments, "--equal", *equal]) == 0
+    assert capsys.readouterr().out == "planted: 2 of 2 slower\nequal: 0 of 1 slower\n"
+    record = records.read(tmp_path / "gate.json")
+    assert record["planted"] == "a barrier" and record["facts"]["device"] == "chip"
+    assert [(p["kind"], p["seed"], p["slower"]) for p in record["pairs"]] == [
+        ("planted", 0, ["square"]), ("planted", 1, ["square"]), ("equal", 7, []),
+    ]  # fmt: skip
+    assert record["pairs"][0]["again"]["square"] == [1.06, 1.059, 1.061]
+    assert record["pairs"][2]["ratios"][paired.MEAN] == [1.001, 1.0, 1.002]
+    other = compared(tmp_path / "o.json", 8, device="another")
+    with pytest.raises(SystemExit, match="2"):
+        gate.main([*arguments, "--equal", other])
+    assert "more than one device" in capsys.readouterr().err

@@ -21,8 +21,6 @@ import page  # noqa: E402
 import report  # noqa: E402
 
 PATHS = sorted(report.RESULTS.rglob("*.json*"))
-# Forms that `xgemm bench` makes, of which the tree need have no record.
-LATER = {"peers", "benches"}
 # Elements that HTML lets end without a tag, and those that have no content.
 OPEN = {"tr", "td", "th", "li", "p"}
 VOID = {"meta", "link", "input", "br"}
@@ -121,7 +119,7 @@ def test_the_same_records_give_the_same_bytes(found, text):
 def test_every_record_and_every_form_appears(found, parsed):
     assert [row["record"] for row in parsed.rows("t-records")] == [r.name for r in found]
     here = {record.form for record in found}
-    assert here | LATER == set(report.FORMS)
+    assert here == set(report.FORMS)
     sections = set(parsed.texts("section", "id"))
     assert sections == {"records", "history"} | {
         name for name, _, _, forms in report.SECTIONS if here & set(forms)
@@ -278,6 +276,22 @@ def test_reach_is_the_records(found, parsed):
                 assert float(rows[name][way]) == pytest.approx(entry[way]["share"], rel=1e-3)
             worst = entry["errors"]["patch"]
             assert float(rows[name]["gradients, patch"]) == pytest.approx(worst[1], rel=1e-3)
+
+
+def test_pairs_of_builds_are_the_records(found, parsed):
+    rows = iter(parsed.rows("t-gate"))
+    for record in report.of(found, "gate"):
+        assert {p["kind"] for p in record.content["pairs"]} == {"planted", "equal"}
+        for p in record.content["pairs"]:
+            row = next(rows)
+            mean, low, high = p["ratios"]["geometric mean"]
+            assert float(row["mean"]) == pytest.approx(mean, rel=1e-3)
+            assert row["interval"] == f"{low:.4f} .. {high:.4f}"
+            assert row["verdict"] == ("slower" if p["slower"] else "not slower")
+            single = [r for name, (r, _, _) in p["ratios"].items() if name != "geometric mean"]
+            assert row["largest"].startswith(f"{max(single):.3f}: ")
+            assert row["least"].startswith(f"{min(single):.3f}: ")
+    assert next(rows, None) is None
 
 
 def errors(rms):
