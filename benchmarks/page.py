@@ -18,6 +18,8 @@ HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT = 520, 330
 # Of a chart's paper: left, right, top, bottom.
 MARGIN = (62, 12, 10, 40)
+# About as wide a letter of a chart's text is, at most.
+LETTER = 7.4
 
 Scale = Callable[[float], float]
 
@@ -206,9 +208,12 @@ def chart(
         f'<text x="{left - 5}" y="{fy(t) + 4:.1f}" class="end">{short(t)}</text>' for t in y.ticks()
     )
     middle = (top + floor) / 2
+    long = LETTER * len(y.label) > floor - top
+    fit = f' textLength="{floor - top}" lengthAdjust="spacingAndGlyphs"' if long else ""
     texts += (
         f'<text x="{(left + end) / 2}" y="{height - 6}" class="mid">{escape(x.label)}</text>'
-        f'<text transform="translate(12 {middle})rotate(-90)" class="mid">{escape(y.label)}</text>'
+        f'<text transform="translate(12 {middle})rotate(-90)" class="mid"{fit}>{escape(y.label)}'
+        "</text>"
     )
     line = "" if level is None else f'<path class="level" d="M{left} {fy(level):.1f}H{end}"/>'
     return figure(
@@ -244,11 +249,17 @@ def line(points: Iterable[tuple[float, float]], series: int, *, dots: bool = Fal
     return f'<path class="{"dots" if dots else "line"} s{series}" d="{path}"/>'
 
 
+def _room(names: Iterable[str]) -> int:
+    """What the names of bars need."""
+    return math.ceil(10 + LETTER * max(map(len, names), default=0))
+
+
 def bars(
     title: str, alternative: str, groups: Sequence[tuple[str, Sequence[tuple[float, int, str]]]],
-    *, series: Iterable[tuple[str, int]] = (), room: int = 120, thick: int = 12,
+    *, series: Iterable[tuple[str, int]] = (), thick: int = 14,
 ) -> str:  # fmt: skip
     """Horizontal bars from 0 in groups: a length, a series and a text each."""
+    room = _room(name for name, _ in groups)
     most = max((v for _, each in groups for v, _, _ in each), default=1.0)
     wide, parts, at = WIDTH - room - 96, [], 4.0
     for name, each in groups:
@@ -268,9 +279,10 @@ def bars(
 
 def stacked(
     title: str, alternative: str, groups: Sequence[tuple[str, Sequence[tuple[float, int]], str]],
-    *, series: Iterable[tuple[str, int]] = (), room: int = 120, thick: int = 16,
+    *, series: Iterable[tuple[str, int]] = (), thick: int = 16,
 ) -> str:  # fmt: skip
     """Horizontal bars of parts, each of a series, with a text at their end."""
+    room = _room(name for name, _, _ in groups)
     most = max((sum(v for v, _ in each) for _, each, _ in groups), default=1.0)
     wide, parts, at = WIDTH - room - 96, [], 4.0
     for name, each, text in groups:

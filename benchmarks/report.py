@@ -135,6 +135,12 @@ def of(found: Sequence[Record], *forms: str) -> list[Record]:
     return [record for record in found if record.form in forms]
 
 
+def told_apart(record: Record, among: Sequence[Record]) -> str:
+    """Give a record's series, with the day where it has a namesake of the same GPU."""
+    same = [r for r in among if (r.series, r.gpu) == (record.series, record.gpu)]
+    return f"{record.series}, {record.date}" if len(same) > 1 else record.series
+
+
 def listed(pairs: Iterable[tuple[str, float]]) -> str:
     """Names and figures for a text alternative."""
     return ", ".join(f"{name} {num(value)}" for name, value in pairs)
@@ -152,7 +158,7 @@ def overview(found: Sequence[Record]) -> str:
         clocks = _clocks(record.content)
         rows.append((
             record.name, record.form or "not shown below", facts.get("device", "-"), record.date,
-            str(facts.get("commit", "not on record"))[:10], facts.get("torch", "not on record"),
+            facts.get("commit", "")[:10] or "not on record", facts.get("torch", "not on record"),
             driver.get("driver_version", "-"), facts.get("cuda") or facts.get("torch_cuda")
             or record.content.get("nvcc", "-"),
             facts.get("build", {}).get("archs") or record.content.get("arch", "-"),
@@ -166,7 +172,9 @@ def overview(found: Sequence[Record]) -> str:
         words("command"),
     )  # fmt: skip
     lines = [
-        (r.series, r.gpu, what, value) for r in found for what, value in (followed(r) or {}).items()
+        (told_apart(r, found), r.gpu, what, value)
+        for r in found
+        for what, value in (followed(r) or {}).items()
     ]
     return page.table(
         "t-records", "Each record: where, with what and how", columns, rows
@@ -267,16 +275,18 @@ def speeds(found: Sequence[Record]) -> str:
         if not some:
             continue
         how = "auto" if record.form == "auto" else "fastest config"
+        series = told_apart(record, mine)
         for name in ("all", *CLASSES):
             ratios = [p.ratio for p in some if name in ("all", p.shape)]
             if ratios:
                 behind = sum(r < BEHIND for r in ratios) / len(ratios)
-                summary.append((record.series, record.gpu, how, precision, name, len(ratios),
+                summary.append((series, record.gpu, how, precision, name, len(ratios),
                                 f"{geometric_mean(ratios):.2f}x", f"{behind:.0%}",
                                 f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"))  # fmt: skip
-        drawn.append(_scatter(record, precision, some, how, len(lines)))
+        title = f"{series}, {record.gpu}: {how}, {precision}"
+        drawn.append(_scatter(title, some, len(lines)))
         lines += [
-            (record.series, record.gpu, p.batch, p.m, p.n, p.k, p.layout, p.shape, precision,
+            (series, record.gpu, p.batch, p.m, p.n, p.k, p.layout, p.shape, precision,
              p.torch_us, p.us, round(p.ratio, 3), _config(p.by))
             for p in some
         ]  # fmt: skip
@@ -310,7 +320,7 @@ def _config(key: str) -> str:
     return " ".join(key.split(" ", 2)[:2])
 
 
-def _scatter(record: Record, precision: str, some: Sequence[Product], how: str, first: int) -> str:
+def _scatter(title: str, some: Sequence[Product], first: int) -> str:
     x = page.span((p.torch_us for p in some), "torch.mm, us", log=True)
     y = page.span([1.0, *(p.ratio for p in some)], "times as fast as torch.mm", log=True)
     said = "; ".join(
@@ -319,7 +329,6 @@ def _scatter(record: Record, precision: str, some: Sequence[Product], how: str, 
         for name in CLASSES
         if (r := [p.ratio for p in some if p.shape == name])
     )
-    title = f"{record.series}, {record.gpu}: {how}, {precision}"
     return page.chart(
         title, f"{title}. Ratio to torch.mm by torch.mm's time, both logarithmic. {said}.", x, y,
         lambda fx, fy: page.marks(
@@ -508,7 +517,7 @@ def ladder(found: Sequence[Record]) -> str:
             drawn.append(page.bars(
                 title, f"{title}: {listed((name, value) for name, value, _ in at)}.",
                 [(name, [(value, 4 if name == "torch.mm" else 0, f"{value:.1f} ({share:.2f})")])
-                 for name, value, share in at], room=150,
+                 for name, value, share in at],
             ))  # fmt: skip
     for record in of(found, "compile"):
         for stage, kernels in record.content["stages"].items():
@@ -594,7 +603,7 @@ def steps(found: Sequence[Record]) -> str:
             [(name, [(m["ms"][w], OF_WAY[w], f"{m['ms'][w]:.1f}"
                       + (f" ({m['ms']['stock'] / m['ms'][w]:.2f}x)" if w != "stock" else ""))
                      for w in WAYS]) for name, m in models.items()],
-            series=[(label, OF_WAY[w]) for w, label in WAYS.items()], room=60,
+            series=[(label, OF_WAY[w]) for w, label in WAYS.items()],
         ))  # fmt: skip
         title = f"Kernels of a converted step, {where}: ms"
         said = "; ".join(f"{name}: {listed((f, m['families_ms'].get(f, 0.0)) for f in FAMILIES)}"
@@ -603,7 +612,7 @@ def steps(found: Sequence[Record]) -> str:
             title, f"{title}. {said}.",
             [(name, [(m["families_ms"].get(f, 0.0), s) for f, s in FAMILIES.items()],
               f"{sum(m['families_ms'].values()):.1f}") for name, m in models.items()],
-            series=list(FAMILIES.items()), room=60,
+            series=list(FAMILIES.items()),
         ))  # fmt: skip
     columns = (
         choice("GPU", "gpu"), choice("mode"), choice("model"), words("what"),
@@ -762,7 +771,7 @@ def peers(found: Sequence[Record]) -> str:
             continue
         told = record.content["peers"]
         drawn.append(_errors_by_speed(record, some, len(lines)))
-        for label in record.content["products"]:
+        for label in sorted(record.content["products"], key=lambda name: _by_work(record, name)):
             each = [b for b in some if b.label == label]
             title = f"{label}, {record.gpu}: TFLOP/s, rms error in u"
             said = "; ".join(f"{b.peer} {num(b.tflops)}, {num(b.errors['rms'])} u" for b in each)
@@ -811,6 +820,12 @@ def peers(found: Sequence[Record]) -> str:
             words("version"), words("problem"), words("why")), missing, filtered=False,
         ))  # fmt: skip
     return "".join(parts)
+
+
+def _by_work(record: Record, label: str) -> tuple[bool, int]:
+    """Squares before layers, each by FLOP."""
+    batch, m, n, k, _ = record.content["products"][label]["problem"]
+    return not m == n == k, batch * m * n * k
 
 
 def _error(u: float) -> str:

@@ -90,6 +90,11 @@ def overflow(driver: Any) -> list[str]:
     return driver.execute_script(f"{CHECKS}return overflow();")
 
 
+def clipped(driver: Any) -> list[str]:
+    """Texts of the report's charts that reach beyond their drawing."""
+    return driver.execute_script(f"{CHECKS}return clipped();")
+
+
 def faint(driver: Any, least: float = 4.5) -> list[str]:
     """Texts whose contrast with what lies behind them is below WCAG's for small letters."""
     return driver.execute_script(f"{CHECKS}return faint(arguments[0]);", least)

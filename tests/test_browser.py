@@ -123,6 +123,7 @@ def test_a_page_fits_can_be_read_and_complains_of_nothing(driver, file):
         browser.theme(driver, theme)
         assert browser.overflow(driver) == [], (width, theme)
         assert browser.faint(driver) == [], (width, theme)
+        assert browser.clipped(driver) == [], (width, theme)
     assert browser.complaints(driver) == []
 
 

@@ -44,3 +44,18 @@ const faint = (least) => {
   }
   return [...found].slice(0, 8);
 };
+
+// Texts of the report's charts that do not fit on their paper.
+const clipped = () => {
+  const found = [];
+  for (const chart of document.querySelectorAll("svg.chart")) {
+    const paper = chart.getBoundingClientRect();
+    for (const e of chart.querySelectorAll("text")) {
+      const r = e.getBoundingClientRect();
+      if (r.left < paper.left - 1 || r.right > paper.right + 1 || r.top < paper.top - 1 ||
+          r.bottom > paper.bottom + 1)
+        found.push(`${chart.getAttribute("aria-label").slice(0, 40)}: ${e.textContent}`);
+    }
+  }
+  return found.slice(0, 8);
+};
