@@ -1060,7 +1060,9 @@ def history(found: Sequence[Record], unread: int = 0) -> str:
             title = f"{series}, {gpu}: {what}"
             drawn.append(page.chart(
                 title, f"{title}. {listed((w[:10], v) for w, (v, _) in by_date.items())}.",
-                page.Axis(1, len(values), "record, oldest first"), page.span(values, ""),
+                page.Axis(1, len(values), "record, oldest first"),
+                # A change that is none does not fill the chart.
+                page.span([*values, 0.98 * min(values), 1.02 * max(values)], ""),
                 lambda fx, fy, values=values: page.line(
                     at := [(fx(i), fy(v)) for i, v in enumerate(values, 1)], 0
                 ) + page.line(at, 0, dots=True),
