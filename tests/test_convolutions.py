@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import io
-import itertools
 import math
 import pickle
 import re
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import xgemm_torch
-from xgemm_torch import convnd, convolutions
+from xgemm_torch import convnd, convolutions, dispatch
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(torch.jit|requires gradient and is not a double|padding='same')"
@@ -535,14 +534,26 @@ def test_they_are_left_unless_types_says_so():
     assert xgemm_torch.convert(nn.Conv2d(3, 8, 1), types=nn.Conv2d).swapped
 
 
-def test_patch_leaves_them_to_torch_where_that_is_faster(monkeypatch):
-    """In TF32, and below a number of FLOP, unless it is told of one."""
+@pytest.mark.parametrize("least", [None, 0, 500, 300])
+def test_a_least_number_that_is_given_holds_for_convolutions(monkeypatch, least):
+    """Forward and backward, and be it the default of other products."""
     monkeypatch.setattr(convolutions, "LEAST_FLOPS", 1000)
+    monkeypatch.setattr(dispatch, "MIN_FLOPS", 300)
     x, w = spread(1, 4, 5, 5), spread(2, 4, 1, 1)  # 400 FLOP
-    for many, least in itertools.product((1, 5), (None, 0, 500)):
-        with xgemm_torch.patch(**{} if least is None else {"min_flops": least}) as p:
-            F.conv2d(x.repeat(many, 1, 1, 1), w)
-        assert bool(p.taken) == (400 * many >= (1000 if least is None else least))
+    for many in (1, 5):
+        with xgemm_torch.patch(min_flops=least) as p:
+            y = F.conv2d(x.repeat(many, 1, 1, 1), w.clone().requires_grad_())
+            y.sum().backward()
+        taken = 400 * many >= (1000 if least is None else least)
+        assert (p.taken, p.left) == ((2, 0) if taken else (0, 2))
+    assert p.min_flops == least
+    with xgemm_torch.patch(min_flops=least) as p:
+        for k in (3, 4):
+            _ = spread(5, k) @ spread(k, 8)  # 240 and 320 FLOP
+    assert p.taken == {None: 1, 0: 2, 500: 0, 300: 1}[least]
+
+
+def test_patch_leaves_them_to_torch_where_those_are_tf32(monkeypatch):
     assert convolutions.in_tf32("cpu") == ""
     backends = torch.backends.cudnn
     with monkeypatch.context() as m:

@@ -34,6 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import xgemm_torch
 from build_tools.settings import ROOT
+from xgemm_torch import dispatch
 
 on_every_device = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -1069,7 +1070,8 @@ def test_small_products_are_left():
     with xgemm_torch.patch() as p:
         _ = A @ B
         _ = torch.bmm(_a(16, 64, 128), _a(16, 128, 64))
-    assert p.min_flops == 2 * 16 * 64 * 128 * 64
+    assert p.min_flops is None and dispatch.MIN_FLOPS == 2 * 16 * 64 * 128 * 64
+    assert repr(p) == "patch(precision='fp32', min_flops=None, kernel='auto')"
     assert counted(p) == {"bmm": 1}
     assert reasons(p) == {"below 16.8 MFLOP"}
 
@@ -1084,8 +1086,8 @@ def test_small_products_are_left():
         ),
         ({"kernel": "nope"}, ValueError, "patch: no kernel named 'nope'"),
         ({"kernel": 3}, TypeError, "patch: kernel must be a string"),
-        ({"min_flops": "1"}, TypeError, "patch: min_flops must be a number, got str"),
-        ({"min_flops": True}, TypeError, "patch: min_flops must be a number, got bool"),
+        ({"min_flops": "1"}, TypeError, "patch: min_flops must be a number or None, got str"),
+        ({"min_flops": True}, TypeError, "patch: min_flops must be a number or None, got bool"),
         ({"min_flops": -1}, ValueError, "patch: min_flops must not be negative, got -1"),
         ({"min_flops": float("nan")}, ValueError, "patch: min_flops must not be negative"),
     ],

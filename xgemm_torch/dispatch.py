@@ -169,9 +169,9 @@ def in_words(count: float) -> str:
 
 
 MIN_FLOPS = 2**24
-"""The default of ``min_flops``: a square of 203. Up to there cuBLAS takes 5 us or less on an H200,
-most of it the launch; the 1 to 2 us that another kernel may gain are no more than a call of
-``sgemm`` costs the host beyond one of torch's own operators."""
+"""The default of ``min_flops``, but for convolutions: a square of 203. Up to there cuBLAS takes 5
+us or less on an H200, most of it the launch; the 1 to 2 us that another kernel may gain are no more
+than a call of ``sgemm`` costs the host beyond one of torch's own operators."""
 
 
 def _small(least: float) -> str:
@@ -233,9 +233,14 @@ class Mode(TorchDispatchMode):
     # Operators of higher order reach __torch_dispatch__, and are passed on, in place of an error.
     supports_higher_order_operators = True
 
-    def __init__(self, how: dict[str, Any], least: float) -> None:
-        """Take products of ``least`` FLOP or more by ``sgemm`` with the options ``how``."""
+    def __init__(self, how: dict[str, Any], given: float | None) -> None:
+        """Take products of ``given`` FLOP or more by ``sgemm`` with the options ``how``.
+
+        None is the defaults: ``MIN_FLOPS``, and ``convolutions.LEAST_FLOPS`` for convolutions.
+        """
         super().__init__()
+        least = MIN_FLOPS if given is None else given
+        of_convolutions = convolutions.LEAST_FLOPS if given is None else given
         self.tallies: list[Tally] = []
         self.handlers: dict[int, _Handler] = {}
         self.table = self.handlers
@@ -251,7 +256,6 @@ class Mode(TorchDispatchMode):
             self._add(op, _grouped, how, least)
         for op in _overloads(_COMPOSITES, True):
             self.handlers[id(op)] = _composite(self)
-        of_convolutions = convolutions.LEAST_FLOPS if least == MIN_FLOPS else least
         for op in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
             self._add(op, _convolution, how, of_convolutions)
         op = torch.ops.aten.convolution_backward.default

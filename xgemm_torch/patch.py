@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from . import _checks
-from .dispatch import MIN_FLOPS, WHOLE, Mode, in_words, skipped_by_dynamo
+from .dispatch import WHOLE, Mode, in_words, skipped_by_dynamo
 from .ops import KERNELS
 from .types import Precision
 
@@ -52,10 +52,11 @@ class Patch:
     Attributes:
         precision: "fp32" or "ieee", of the products that are taken.
         kernel: "auto" or a stage's name.
-        min_flops: products of fewer FLOP, 2 m n k a matrix, are torch's.
+        min_flops: products of fewer FLOP, 2 m n k a matrix, are torch's; None where the defaults
+            hold.
     """
 
-    def __init__(self, precision: Precision, min_flops: float, kernel: str) -> None:
+    def __init__(self, precision: Precision, min_flops: float | None, kernel: str) -> None:
         """As ``patch`` says."""
         self.precision = precision
         self.kernel = kernel
@@ -245,7 +246,7 @@ def _innermost() -> None:
 
 
 def patch(
-    *, precision: Precision = "fp32", min_flops: float = MIN_FLOPS, kernel: str = "auto"
+    *, precision: Precision = "fp32", min_flops: float | None = None, kernel: str = "auto"
 ) -> Patch:
     """Make the float32 products of torch's own functions by ``sgemm``, with no change to a model.
 
@@ -277,8 +278,9 @@ def patch(
 
     Args:
         precision: "fp32" or "ieee", as of ``sgemm``.
-        min_flops: leave products of fewer FLOP to torch; 2 m n k, times the batch. The default is
-            2^24, and 2^32 for convolutions.
+        min_flops: leave products of fewer FLOP to torch; 2 m n k, times the batch. A number holds
+            for every product, convolutions included. None, the default, is 2^24, and 2^32 for
+            convolutions.
         kernel: "auto" or a stage's name; what the stage cannot take is torch's.
 
     Returns:
@@ -298,8 +300,10 @@ def patch(
         >>> print(p)
     """
     _checks.check_options("patch", KERNELS["sgemm"], kernel, precision)
-    if isinstance(min_flops, bool) or not isinstance(min_flops, (int, float)):
-        raise TypeError(f"patch: min_flops must be a number, got {type(min_flops).__name__}")
-    if not min_flops >= 0:
+    if isinstance(min_flops, bool) or not isinstance(min_flops, (int, float, type(None))):
+        raise TypeError(
+            f"patch: min_flops must be a number or None, got {type(min_flops).__name__}"
+        )
+    if min_flops is not None and not min_flops >= 0:
         raise ValueError(f"patch: min_flops must not be negative, got {min_flops}")
     return Patch(precision, min_flops, kernel)
