@@ -137,6 +137,45 @@ def test_a_stage_by_name_returns_its_result():
     assert "torch.ops.xgemm.naive.default(" in code[0]
 
 
+ops = torch.ops.xgemm
+NAMED = {
+    "row sums": (lambda a, b, k: ops.sgemm_row_sums(a * 2, b, alpha=0.5, kernel=k), "naive"),
+    "row sums of views": (
+        lambda a, b, k: ops.sgemm_row_sums(a[1:].T, b[1:], trans_a=True, trans_b=True, kernel=k),
+        "wgmma_fp16x3",
+    ),
+    "a stage": (lambda a, b, k: ops.naive(a, b, kernel=k) + 1, "naive"),
+    "limbs": (lambda a, b, k: (b + 1, ops.prepack(b + 1, kernel=k).float()), "wgmma_fp16x3"),
+    "a product": (lambda a, b, k: sgemm(a, b, kernel=k) + 1, "naive"),
+}
+
+
+@on_every_device
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, how) for name in NAMED for how in ("static", "dynamic")]
+    + [("row sums", "cpp"), ("a stage", "cpp")],
+)
+def test_kernels_by_name(name, how, device):
+    """Inductor's call of an operator has a parameter ``kernel`` itself."""
+    f, stage = NAMED[name]
+    dynamic, cpp = how == "dynamic", how == "cpp"
+    a, b = problems.normal(12, 12, device=device), problems.normal(12, 12, device=device)
+    with config.patch(cpp_wrapper=cpp):
+        got, code = compiled(lambda a, b: f(a, b, stage), a, b, dynamic=dynamic)
+    want = f(a, b, stage)
+    got, want = (x if isinstance(x, tuple) else (x,) for x in (got, want))
+    assert all(map(same_bits, got, want))
+    assert cpp or f"kernel='{stage}'" in code[0]
+
+
+def test_an_unknown_kernel_has_our_words():
+    a = torch.ones(4, 4)
+    for op in (ops.sgemm_row_sums, ops.naive):
+        with pytest.raises(Exception, match="no kernel named 'nope'|'naive'.*got 'nope'"):
+            compiled(lambda a, op=op: op(a, a, kernel="nope"), a)
+
+
 def test_without_the_lowering_inductor_takes_what_is_returned(monkeypatch):
     """And a torch whose Inductor differs is a warning."""
     from torch._inductor import lowering

@@ -6,10 +6,13 @@ beside them, where Inductor pads the rows of the one and cannot pad the other's.
 makes `sgemm`, and so `linear`, `mm` and every converted layer, an out= call like Inductor's own
 products: in memory that it pads, aligns, plans and reuses. The bits are those of eager mode.
 
-Importing Inductor takes seconds, so importing the package does not: `register` is called by
-``sgemm``'s fake kernel, which runs before any lowering, once Inductor is loaded. Stages that are
-called as operators of their own (``torch.ops.xgemm.naive``), code in C++ (``cpp_wrapper``) and
-AOTInductor's packages keep the operator that returns a tensor.
+Stages that are called as operators of their own (``torch.ops.xgemm.naive``), ``sgemm_row_sums``,
+``prepack``, code in C++ (``cpp_wrapper``) and AOTInductor's packages keep the operator that returns
+a tensor. Inductor's own lowering of those fails at an argument ``kernel``, the name of a parameter
+that it has itself: here the argument is added to the call afterwards.
+
+Importing Inductor takes seconds, so importing the package does not: `register` is called by the
+operators' fake kernels, which run before any lowering, once Inductor is loaded.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from typing import Any
 
 import torch
 
+from .registry import stages
+
 
 def register() -> None:
-    """Register the lowering, once Inductor has been loaded."""
+    """Register the lowerings, once Inductor has been loaded."""
     if "torch._inductor.lowering" in sys.modules:
         _register()
 
@@ -35,16 +40,27 @@ def _register() -> bool:
     Without the lowering everything works, in more memory.
     """
     try:
-        from torch._inductor.lowering import fallback_handler, register_lowering
+        from torch._inductor.lowering import (
+            add_layout_constraint,
+            constrain_to_fake_tensors,
+            fallback_handler,
+            register_lowering,
+        )
 
         sgemm = torch.ops.xgemm.sgemm.default
 
         def as_returned(*operands: Any, kernel: str = "auto", **flags: Any) -> Any:
-            # By the stage's own operator: what Inductor calls has an argument `kernel` itself.
+            # By the stage's own operator, not as `_with_kernel` does it: sgemm has an out= overload
+            # by which Inductor may replace it, and that call is another kind of node.
             op = sgemm if kernel == "auto" else getattr(torch.ops.xgemm, kernel).default
             return fallback_handler(op, add_to_fallback_set=False)(*operands, **flags)
 
         register_lowering(sgemm, type_promotion_kind=None)(_lowering(as_returned))
+        for name in ("sgemm_row_sums", "prepack", *(stage.name for stage in stages())):
+            op = getattr(torch.ops.xgemm, name).default
+            register_lowering(op, type_promotion_kind=None)(_with_kernel(op))
+        # A lowering of one's own has no constraint; an operator that is not tagged as flexible has.
+        add_layout_constraint(torch.ops.xgemm.prepack.default, constrain_to_fake_tensors)
     except (ImportError, AttributeError, TypeError) as error:
         warnings.warn(
             f"torch {torch.__version__}: products keep memory of their own under torch.compile, "
@@ -53,6 +69,37 @@ def _register() -> bool:
         )
         return False
     return True
+
+
+def _with_kernel(op: torch._ops.OpOverload) -> Any:
+    """Inductor's lowering of an operator that it calls as it is, and the argument ``kernel``.
+
+    ``FallbackKernel.create`` calls its first parameter so, and takes the operator's arguments by
+    their names beside it. The argument joins them when the call is written.
+    """
+    from torch._inductor import ir as ir_module
+    from torch._inductor.lowering import fallback_handler
+
+    ir: Any = ir_module
+    fallback = fallback_handler(op, add_to_fallback_set=False)
+
+    def lowering(*operands: Any, kernel: str = "auto", **flags: Any) -> Any:
+        results = fallback(*operands, **flags)
+        if kernel != "auto":
+            first = results[0] if isinstance(results, (list, tuple)) else results
+            call = first.get_defining_op()
+            if isinstance(call, ir.MultiOutput):  # since torch 2.14 one result is the call itself
+                call = call.inputs[0]
+            arguments = call.unflatten_args
+
+            def named(*values: Any) -> tuple[Any, dict[str, Any]]:
+                args, kwargs = arguments(*values)
+                return args, {**kwargs, "kernel": kernel}
+
+            call.unflatten_args = named
+        return results
+
+    return lowering
 
 
 def _lowering(as_returned: Any) -> Any:

@@ -548,8 +548,7 @@ def _raise_as_python(
 
 def _register_fake(name: str) -> None:
     def fake(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
-        if name == "sgemm":
-            inductor.register()
+        inductor.register()
         return a.new_empty(_checks.check(own_words(name), KERNELS[name], a, b, c, **flags))
 
     torch.library.register_fake(f"xgemm::{name}", fake, lib=_LIB)
@@ -691,6 +690,7 @@ _register_autocast("sgemm.out", _SGEMM_OUT)
 
 @torch.library.register_fake("xgemm::sgemm_row_sums", lib=_LIB)
 def _row_sums_fake(a: Tensor, b: Tensor, **flags: Any) -> tuple[Tensor, Tensor]:
+    inductor.register()
     m, n = _checks.check(Words("sgemm_row_sums"), KERNELS["sgemm"], a, b, None, **flags)
     return a.new_empty(m, n), a.new_empty(m)
 
@@ -709,6 +709,7 @@ _LIB.impl("sgemm_row_sums", _row_sums_autograd, "Autograd", with_keyset=True)
 
 @torch.library.register_fake("xgemm::prepack", lib=_LIB)
 def _prepack_fake(b: Tensor, *, trans_b: bool = False, kernel: str = "auto") -> Tensor:
+    inductor.register()
     # How many bytes, if any, depends on the stage and on the device.
     return b.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.uint8)
 
