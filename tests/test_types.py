@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import re
 import subprocess
 import sys
@@ -43,16 +45,62 @@ def test_the_package_has_no_error(found):
     assert list(errors) == [USER.relative_to(ROOT).as_posix()], text
 
 
-def test_a_users_errors_are_found_and_nothing_else(found):
-    wanted = [
-        (number, code)
+def users_errors():
+    """By line of the user's file the codes of what is wrong there."""
+    return {
+        number: line.partition("  # E: ")[2].split(", ")
         for number, line in enumerate(USER.read_text().splitlines(), 1)
-        if ("  # E: ") in line
-        for code in line.partition("  # E: ")[2].split(", ")
-    ]
+        if "  # E: " in line
+    }
+
+
+def test_a_users_errors_are_found_and_nothing_else(found):
+    wanted = [(number, code) for number, codes in users_errors().items() for code in codes]
     text, errors = found
     assert len(wanted) > 12
     assert sorted(errors[USER.relative_to(ROOT).as_posix()]) == sorted(wanted), text
+
+
+# What mypy's codes are in pyright, whose overloads and unknown names are several errors each.
+RULES = {
+    "arg-type": {"reportArgumentType"},
+    "call-arg": {"reportCallIssue"},
+    "call-overload": {"reportCallIssue", "reportArgumentType"},
+    "assignment": {"reportAttributeAccessIssue"},
+    "attr-defined": {"reportAttributeAccessIssue", "reportUnknownArgumentType"},
+}
+
+
+def pyright(*files):
+    """The errors of pyright in files, or in what pyproject.toml says: by file, line and rule."""
+    pytest.importorskip("pyright", reason="there is no pyright; `make env` installs it")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    # Its own Node, whatever is on the path.
+    environment = {**os.environ, "PYRIGHT_PYTHON_GLOBAL_NODE": "0"}
+    done = subprocess.run(
+        [*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment
+    )
+    found = json.loads(done.stdout)
+    assert found["summary"]["filesAnalyzed"] >= max(1, len(files)), done.stderr
+    return [
+        (Path(e["file"]).name, e["range"]["start"]["line"] + 1, e.get("rule", e["message"]))
+        for e in found["generalDiagnostics"]
+    ]
+
+
+def test_pyright_finds_no_error_in_the_package():
+    assert pyright() == []
+
+
+def test_pyright_finds_a_users_errors_and_nothing_else():
+    """In its strict mode: no line that is right has a value of unknown type."""
+    wanted = users_errors()
+    found = defaultdict(set)
+    for _, line, rule in pyright(str(USER)):
+        found[line].add(rule)
+    assert set(found) == set(wanted), found
+    for line, rules in found.items():
+        assert rules <= set().union(*(RULES[code] for code in wanted[line])), (line, rules)
 
 
 def test_names_are_those_of_the_types():

@@ -560,8 +560,9 @@ def skipped_by_dynamo(codes: Iterable[CodeType]) -> bool:
     By a flag of their code: ``torch._disable_dynamo``, with which torch wraps the method that a
     mode's class is made with, imports Dynamo, and takes 0.6 us for each call of any operator.
     """
-    frames = torch._C._dynamo.eval_frame
+    names: Any = torch._C
     try:
+        frames = names._dynamo.eval_frame
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
         for code in codes:
             frames.set_code_exec_strategy(code, skip)

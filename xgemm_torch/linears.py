@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from . import convnd
 from .conv1d import is_conv1d
@@ -54,7 +55,7 @@ def _of_convolution(module: nn.Module, words: str) -> str:
         return replaced(module)
     if nn.utils.parametrize.is_parametrized(module):
         return f"a {words}, parametrized; its class computes the parameters"
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+    if isinstance(module, LazyModuleMixin):
         return "has no shape yet; convert after the first forward"
     return f"a {words} of a class of its own, which may mean something else"
 

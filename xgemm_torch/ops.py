@@ -98,11 +98,15 @@ _ROW_SUMS = torch.ops.xgemm.sgemm_row_sums.default
 # What has no public name in torch. Without these names the calls below take the slower way.
 
 
+def _functorch() -> Any:
+    return vars(torch._C)["_functorch"]  # no name of torch._C in torch's stubs
+
+
 def _functorch_probe() -> Callable[[], bool]:
     probe = getattr(torch._C, "_are_functorch_transforms_active", None)
     if probe is not None:
         return probe
-    peek = torch._C._functorch.peek_interpreter_stack
+    peek = _functorch().peek_interpreter_stack
     return lambda: peek() is not None
 
 
@@ -268,7 +272,8 @@ class _Rules:
     """What both autograd Functions below share: the derivatives of one product."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
         grad_a = grad_b = grad_c = None
         if grad is not None:
             a, b = ctx.saved_tensors
@@ -327,7 +332,7 @@ class _Rules:
                 scale = {} if total is None else {"beta": beta}
                 total = _product(ctx.op, x, y, total, trans_a=ta, trans_b=tb, **kept, **scale)
                 beta = 1.0
-        if total is None or total is not tan_c:
+        if total is not tan_c or tan_c is None:
             return total
         a_shape, b_shape, c_shape = ctx.shapes
         words = own_words(ctx.op)
@@ -480,7 +485,7 @@ def _functionalized() -> Any:
 
     It has no rule for an autograd Function, and a product without ``out`` needs none.
     """
-    functorch = torch._C._functorch
+    functorch = _functorch()
     if functorch.peek_interpreter_stack().key() != functorch.TransformType.Functionalize:
         return None
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -74,7 +74,7 @@ def opted(stock: type[nn.Module]) -> type[nn.Module]:
     has = {"__module__": __name__, "stock": stock}
     if hasattr(stock, "__deepcopy__"):
         has["__deepcopy__"] = _copied
-    return type(stock.__name__, (base, stock), has)
+    return cast("type[nn.Module]", type(stock.__name__, (base, stock), has))
 
 
 def misfit(module: nn.Module) -> str:

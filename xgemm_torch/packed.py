@@ -38,7 +38,9 @@ class PackedWeight:
 
     def __init__(self, weight: Tensor, trans_b: bool, kernel: str) -> None:
         """Of a weight that is yet to be packed."""
-        self.weight, self.trans_b, self.kernel = weight, trans_b, kernel
+        self.weight: Tensor = weight
+        self.trans_b: bool = trans_b
+        self.kernel: str = kernel
         self._limbs: Tensor | None = None
         # What the weight was when it was packed; None: it is yet to be packed.
         self._then: tuple[Any, ...] | None = None

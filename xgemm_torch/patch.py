@@ -13,7 +13,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
@@ -23,6 +23,9 @@ from .ops import KERNELS
 from .types import Precision
 
 __all__ = ["Patch", "PatchRow", "patch"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Patch:
         """
         self.__exit__()
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         """A function that is called inside the patch, as a decorator makes it.
 
         Raises:
@@ -133,7 +136,7 @@ class Patch:
             )
 
         @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             with self:
                 return function(*args, **kwargs)
 

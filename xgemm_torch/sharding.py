@@ -62,8 +62,9 @@ def _shardings(
 
     def addend(dim: int) -> Any:
         """C's placement where the result is sharded at ``dim``, counted from the end."""
-        there = c is not None and c.ndim >= -dim and c.shape[dim] != 1
-        return Shard(c.ndim + dim) if there else Replicate()
+        if c is None or c.ndim < -dim or c.shape[dim] == 1:
+            return Replicate()
+        return Shard(c.ndim + dim)
 
     whole = Replicate()
     m, k_of_a = (-1, -2) if trans_a else (-2, -1)

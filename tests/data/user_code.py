@@ -1,7 +1,9 @@
 """What a user writes, for type checkers: a line is right, or says by `# E:` what is wrong."""
+# pyright: strict, reportUnknownMemberType=false
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -48,6 +50,66 @@ def around(model: nn.Module, x: Tensor) -> float:
     return found.waves + sum(row.calls for row in p) + count.units
 
 
+class Block(nn.Module):
+    """A module of one's own, made of ours."""
+
+    def __init__(self, features: int, precision: Precision = "fp32") -> None:
+        super().__init__()
+        self.up = xgemm_torch.nn.Linear(features, 4 * features, precision=precision)
+        self.down = xgemm_torch.nn.Linear(4 * features, features, bias=False, kernel="auto")
+        self.weight = nn.Parameter(torch.empty(features, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = xgemm_torch.linear(x, self.weight, None, self.up.activation)
+        return x + self.down(torch.relu(self.up(y)))
+
+    @xgemm_torch.patch(precision="ieee")
+    def exactly(self, x: Tensor, times: int = 1) -> Tensor:
+        for _ in range(times):
+            x = x @ self.weight
+        return x
+
+
+class Scaled(xgemm_torch.nn.Linear):
+    """A subclass."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def training(model: Block, batches: Iterator[Tensor]) -> Iterator[float]:
+    report = xgemm_torch.convert(model, precision="ieee", kernel="auto", autocast="float32")
+    names = [row.fqn for row in report.swapped] + [row.fqn for row in report.skipped]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    p = xgemm_torch.patch(min_flops=2**24).start()
+    for batch in batches:
+        loss = model(batch).square().mean() + model.exactly(batch, times=2).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item() + p.share + len(names)
+    p.stop()
+    p.reset()
+    left: dict[str, int] = {row.reason: row.flops for row in p.rows if not row.taken}
+    print(p, p.min_flops, p.taken, p.left, left)
+
+
+def transforms(a: Tensor, b: Tensor) -> Tensor:
+    product: Callable[[Tensor, Tensor], Tensor] = xgemm_torch.mm
+    for f in (xgemm_torch.mm, xgemm_torch.matmul):
+        product = f
+    packed = xgemm_torch.prepack(b, kernel="auto")
+    packed.renew()
+    limbs: Tensor | None = packed.limbs
+    rows, columns = packed.weight.shape if limbs is None else packed.shape
+    return product(a, b)[:rows, :columns] * xgemm_torch.split_k_size(rows, columns, 8)
+
+
+def which(a: Tensor, b: Tensor) -> list[str]:
+    found = xgemm_torch.explain(a, b, trans_b=True)
+    return [c.kernel for c in found.candidates] + [s.name for s in xgemm_torch.stages() if s.packs]
+
+
 def tuned(path: Path) -> str:
     xgemm_torch.tuned.add(path, [])
     return xgemm_torch.tuned.read(path)[0].precision + str(xgemm_torch.tuned.load(path))
@@ -64,6 +126,10 @@ def wrong(a: Tensor, b: Tensor) -> None:
     xgemm_torch.convert(nn.Linear(8, 16), precision="tf32")  # E: arg-type
     xgemm_torch.convert(nn.Linear(8, 16), kernel=3)  # E: arg-type
     xgemm_torch.patch(precision="tf32")  # E: arg-type
+    xgemm_torch.patch(min_flops="small")  # E: arg-type
+    Block(8).exactly("x")  # E: arg-type
+    Block(8).exactly(a, time=2)  # E: call-arg
+    xgemm_torch.prepack(b).weight = 1  # E: assignment
     xgemm_torch.simt.configure(order="backward")  # E: arg-type
     xgemm_torch.explain(64, 64)  # E: call-overload
     print(xgemm_torch.explain(64, 64, 64).speed)  # E: attr-defined
