@@ -40,6 +40,9 @@ std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& 
   if (context.row_sums)
     all.emplace_back("the sums of A's rows", context.row_sums, true,
                      std::vector<Operand::Axis>{{1, g.m}});
+  if (context.groups)
+    all.emplace_back("the ends of groups", const_cast<int32_t*>(context.groups.ends), false,
+                     std::vector<Operand::Axis>{{1, g.batch}});
   if (context.recomputed)
     all.emplace_back("the count of units made anew", context.recomputed, true,
                      std::vector<Operand::Axis>{{1, 1}});
@@ -75,7 +78,8 @@ void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, co
 
 }  // namespace
 
-void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_sums) {
+void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_sums,
+                 const Groups& groups) {
   const Device device{.sm_count = settings().sm_count};
   require(stage, g, device);
   int row = forced_row(stage, device);
@@ -86,6 +90,7 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_s
          .slab_bytes = slab_bytes_of_all(),
          .packed_b = packed_b,
          .row_sums = row_sums,
+         .groups = groups,
          .recomputed = recompute_counter(kHostCounter)});
 }
 

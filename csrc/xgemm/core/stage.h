@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "xgemm/core/gemm.h"
+#include "xgemm/core/groups.h"
 #include "xgemm/core/tile.h"
 
 namespace xgemm {
@@ -36,6 +37,7 @@ struct Context {
   size_t slab_bytes = kSlabBytes;  // of the larger operand's limbs, at a time
   void* packed_b = nullptr;  // what Stage::pack has made of B, if it has
   float* row_sums = nullptr;  // of A's rows over K, m of them: where they go, if they are wanted
+  Groups groups;  // of a stage that takes them: the problem is theirs
   uint32_t* recomputed = nullptr;  // on the device: a count of units made anew, if it is wanted
 };
 
@@ -84,6 +86,8 @@ struct Stage {
   // format. Optional.
   size_t (*packed_bytes)(const Gemm&) = nullptr;
   void (*pack)(const Gemm&, const Context&) = nullptr;
+  // Whether `run` takes the context's groups, with beta = 0 and no activation.
+  bool takes_groups = false;
   // Whether `run` writes the context's row_sums, each the sum of a tree, for it reads A once
   // anyway. Optional.
   bool (*sums_rows)(const Gemm&) = nullptr;

@@ -20,6 +20,8 @@ struct DecomposeJob {
   float* sums = nullptr;  // of the rows, where they are wanted; of strips only
   bool along_k = false;  // lanes walk k; otherwise rows
   int64_t grid = 0;  // blocks
+
+  __device__ __forceinline__ int64_t slices() const { return slices_of(k); }
 };
 
 // The magnitude of a finite number in an order of its own, in which all that is not finite comes
@@ -235,7 +237,7 @@ __device__ void decompose_along_k(const DecomposeJob& job, int64_t group) {
   const float* const from =
       job.x.data + z * job.x.bs + (mine ? row - z * job.limbs.rows : 0) * job.x.rs;
   const bool wide = job.x.wide();
-  const int64_t chunks = ceil_div(job.limbs.blocks * kSliceK, kChunk);
+  const int64_t chunks = ceil_div(job.slices() * kSliceK, kChunk);
   // Of a chunk's k, how many of `all` there are.
   const auto left = [&](int64_t all, int64_t chunk) {
     return static_cast<int>(min_of(all - chunk * kChunk, kChunk));
@@ -263,7 +265,7 @@ __device__ void decompose_along_k(const DecomposeJob& job, int64_t group) {
   RowSeen seen;
   char* limbs = static_cast<char*>(job.limbs.data) + row * job.limbs.row_bytes(S.limbs);
   for (int64_t chunk = 0;;) {
-    const int filled = mine ? left(job.limbs.blocks * kSliceK, chunk) : 0;
+    const int filled = mine ? left(job.slices() * kSliceK, chunk) : 0;
 #pragma unroll
     for (int e = 0; e < kItems; ++e) {
       const int at = (e * kThreads + lane) * 8;

@@ -46,7 +46,7 @@ struct StripShare {
     v = job.x;
     v.data += z * v.bs + row0 * v.rs;
     rows = static_cast<int>(min_of(job.limbs.rows - row0, kStrip));
-    const int64_t all = job.limbs.blocks * kSliceK;
+    const int64_t all = job.slices() * kSliceK;
     k0 = rank * share;
     filled = static_cast<int>(k0 >= all ? 0 : min_of(all - k0, share));
     depth = job.k - k0;
@@ -238,7 +238,7 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
   const int64_t strip = block / kCluster, strips = ceil_div(job.limbs.rows, kStrip);
   const int64_t z = job.limbs.matrices > 1 ? strip / strips : 0;
   const int64_t row0 = (strip - z * strips) * kStrip;
-  const StripShare share(job, z, row0, ceil_div(job.limbs.blocks, kCluster) * kSliceK, rank);
+  const StripShare share(job, z, row0, ceil_div(job.slices(), kCluster) * kSliceK, rank);
   const int row = Split::row();
   const int64_t first_row = z * job.limbs.rows + row0;  // of all matrices
   char* const limbs = row < share.rows ? static_cast<char*>(job.limbs.data) +

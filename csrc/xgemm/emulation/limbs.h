@@ -18,7 +18,7 @@ struct Limbs {
   RowScale* scales = nullptr;
   int64_t rows = 0;  // of a matrix
   int64_t matrices = 1;
-  int64_t blocks = 0;  // of k: at least one, the last filled up with zeros
+  int64_t blocks = 0;  // slices of k
 
   // Matrix z of the batch begins at this row; a broadcast operand is stored once.
   XGEMM_HD int64_t first_row(int64_t z) const { return matrices == 1 ? 0 : z * rows; }
@@ -44,12 +44,15 @@ inline Status can_decompose(const Gemm& g) {
   return g.k > int64_t{UINT32_MAX} ? "decomposes rows of fewer than 2^32 elements of K" : nullptr;
 }
 
+// Slices of k: at least one, the last filled up with zeros.
+XGEMM_HD int64_t slices_of(int64_t k) { return k > kSliceK ? ceil_div(k, kSliceK) : 1; }
+
 // Room for so many limbs of each of rows * matrices * k elements.
 inline Limbs place_limbs(Layout& all, int64_t rows, int64_t matrices, int64_t k, int limbs) {
   Limbs p;
   p.rows = rows;
   p.matrices = matrices;
-  p.blocks = k > kSliceK ? ceil_div(k, kSliceK) : 1;
+  p.blocks = slices_of(k);
   p.data = all.place(p.bytes(limbs));
   p.scales = static_cast<RowScale*>(all.place(
       times(times(static_cast<size_t>(rows), static_cast<size_t>(matrices)), sizeof(RowScale))));

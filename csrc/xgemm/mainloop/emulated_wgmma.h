@@ -58,6 +58,42 @@ struct WgmmaJob {
   StreamK stream_k;
   float* sums = nullptr;  // [block][warpgroup][element / 4][thread][4]
   uint32_t* flags = nullptr;  // [block][warpgroup], cleared by the decomposition
+
+  // What follows differs where the products are of groups (grouped_wgmma.h).
+  using Work = WorkTile;
+  static constexpr bool kShared = true;  // some tiles are cut along K
+
+  // Of matrix z: the product, its scales, and where its limbs begin.
+  __device__ __forceinline__ Gemm problem(int64_t z) const { return g.at(z); }
+  __device__ __forceinline__ const RowScale* row_scales(int64_t z) const {
+    return a_limbs.scales + a_limbs.first_row(z);
+  }
+  __device__ __forceinline__ const RowScale* column_scales(int64_t z) const {
+    return b_limbs.scales + b_limbs.first_row(z);
+  }
+  __device__ __forceinline__ int64_t first_row(int64_t z) const { return a_limbs.first_row(z); }
+  __device__ __forceinline__ int64_t first_column(int64_t z) const { return b_limbs.first_row(z); }
+  __device__ __forceinline__ int first_slice(int64_t) const { return 0; }
+  __device__ __forceinline__ int64_t unit_at(int64_t z, int64_t i, int64_t j, int columns) const {
+    return map.unit_at(z, i, j, columns);
+  }
+  // Tiles of a cluster, of a matrix; what a cluster does in its step 0, 1, ...; where that is.
+  template <Tile T>
+  __device__ __forceinline__ uint32_t tiles() const {
+    return static_cast<uint32_t>(tile_count(g, T.BM * T.cluster, T.BN));
+  }
+  template <Tile T>
+  __device__ __forceinline__ bool work_tile(uint32_t, uint32_t cluster, uint32_t step,
+                                            Work& work) const {
+    return stream_k.work_tile(cluster, step, work);
+  }
+  __device__ __forceinline__ uint32_t matrix(uint32_t tiles, const Work& work) const {
+    return work.tile / tiles;
+  }
+  template <Tile T>
+  __device__ __forceinline__ TileCoord origin(uint32_t tiles, const Work& work) const {
+    return swizzled_tile<uint32_t>(work.tile % tiles, g.m, g.n, T.BM * T.cluster, T.BN, group);
+  }
 };
 
 // Bytes of a row of a slot that lie together: fp16's hi and lo in one row of 128, bf16's limbs one
@@ -78,8 +114,8 @@ struct WgmmaRing {
 
 // gmem -> a slot of the ring, signalled at its `full`: a box for the limbs that lie together. In a
 // cluster each block fetches its share of B's rows for all.
-template <EmulationScheme S, Tile T>
-__device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const WgmmaJob& job, int slot, int row,
+template <EmulationScheme S, Tile T, class Job>
+__device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const Job& job, int slot, int row,
                                       int column, int k, int rank) {
   constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.limbs, kShare = T.BN / T.cluster;
 #pragma unroll
@@ -120,37 +156,34 @@ __device__ __forceinline__ void multiply(float (&acc_hi)[64], float (&acc_corr)[
 }
 
 // A thread's share of the scales of the 64 rows that `group` has of a tile, and of its columns.
-template <Tile T>
-__device__ __forceinline__ typename GroupScales<T>::Share fetch_scales(const WgmmaJob& job,
-                                                                       int64_t z,
+template <Tile T, class Job>
+__device__ __forceinline__ typename GroupScales<T>::Share fetch_scales(const Job& job, int64_t z,
                                                                        const TileCoord& o,
                                                                        int group) {
-  return GroupScales<T>::fetch(job.g, job.a_limbs.scales + job.a_limbs.first_row(z),
-                               job.b_limbs.scales + job.b_limbs.first_row(z), o.i + group * 64, o.j,
-                               threadIdx.x % kWarpgroup);
+  return GroupScales<T>::fetch(job.problem(z), job.row_scales(z), job.column_scales(z),
+                               o.i + group * 64, o.j, threadIdx.x % kWarpgroup);
 }
 
 // The epilogue of one tile: `group` has 64 rows of it, which are a unit of the map. They are stored
 // only if all of them stand: what is made anew reads the C that was there before, which may be D.
-template <EmulationScheme S, Tile T>
-__device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& scales,
+template <EmulationScheme S, Tile T, class Job>
+__device__ __forceinline__ void store_tile(const Job& job, GroupScales<T>& scales,
                                            const typename GroupScales<T>::Share& share, int64_t z,
                                            const TileCoord& o, int group, const float (&acc)[64]) {
-  const Gemm g = job.g.at(z);
+  const Gemm g = job.problem(z);
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup, tx = lane % 4 * 2;
   const int row = thread / 32 * 16 + lane / 4;
   named_barrier(1 + group, kWarpgroup);  // all have read the scales of the tile before
   scales.put(share, g.k, g.m - o.i - group * 64, g.n - o.j, thread);
   named_barrier(1 + group, kWarpgroup);
-  const EmulatedEpilogue<S, T.BN / 8> epilogue{
-      .g = g,
-      .rows = job.a_limbs.scales + job.a_limbs.first_row(z),
-      .columns = job.b_limbs.scales + job.b_limbs.first_row(z),
-      .i = o.i + group * 64 + row,
-      .j = o.j + tx,
-      .undo_rows = scales.rows + row,
-      .undo_columns = scales.columns + tx,
-      .flags = scales.flags()};
+  const EmulatedEpilogue<S, T.BN / 8> epilogue{.g = g,
+                                               .rows = job.row_scales(z),
+                                               .columns = job.column_scales(z),
+                                               .i = o.i + group * 64 + row,
+                                               .j = o.j + tx,
+                                               .undo_rows = scales.rows + row,
+                                               .undo_columns = scales.columns + tx,
+                                               .flags = scales.flags()};
   const uint32_t flags = epilogue.flags;
   const RecomputeMap& map = job.map;
   Fate worst = flags & kGivenFlags ? Fate::given : Fate::stands;
@@ -173,12 +206,13 @@ __device__ __forceinline__ void store_tile(const WgmmaJob& job, GroupScales<T>& 
 #pragma unroll 1
       for (; uncertain; uncertain &= uncertain - 1) {
         const int e = __ffsll(static_cast<long long>(uncertain)) - 1;
-        map.list(z, o.i + group * 64, o.j, T.BN)[at++] =
+        map.list(job.unit_at(z, o.i + group * 64, o.j, T.BN))[at++] =
             static_cast<uint16_t>((row + epilogue.row_of(e)) * T.BN + tx + epilogue.column_of(e));
       }
     }
   }
-  if (thread == 0) map.mark(g, z, o.i + group * 64, o.j, T.BN, worst, flags & kGivenFlags, listed);
+  if (thread == 0 && o.i + group * 64 < g.m)
+    map.mark(job.unit_at(z, o.i + group * 64, o.j, T.BN), worst, flags & kGivenFlags, listed);
   if (worst >= Fate::recomputed) return;
   if (!(flags & kGivenFlags) || !scales.all_given()) [[likely]]
     epilogue.store(acc);
@@ -227,9 +261,9 @@ __device__ __forceinline__ void fixup(const WgmmaJob& job, uint32_t count, int g
 // wait for `full`, multiply, and when the slice's last wgmma is over arrive at `empty` of every
 // block of the cluster, since B's slice is multicast into all of them. `empty` counts one arrival
 // of each consumer warpgroup of the cluster, `full` the producer's own and the bytes.
-template <Half kType, int BM, int kCluster, int kBuffers>
+template <Half kType, int BM, int kCluster, int kBuffers, class Job>
 __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
-    wgmma_kernel(const __grid_constant__ WgmmaJob job) {
+    wgmma_kernel(const __grid_constant__ Job job) {
   constexpr EmulationScheme S = scheme_of(kType);
   constexpr Tile T = wgmma_tile(S, BM, kCluster, kBuffers);
   constexpr int kMath = BM / 64, kRow = row_of(S);
@@ -251,15 +285,14 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   take_turn();
 
   // A cluster's tiles lie below each other and share their slices of B.
-  const auto tiles = static_cast<uint32_t>(tile_count(job.g, T.BM * kCluster, T.BN));
-  const auto origin = [&](uint32_t tile) {
-    TileCoord o =
-        swizzled_tile<uint32_t>(tile % tiles, job.g.m, job.g.n, T.BM * kCluster, T.BN, job.group);
+  const uint32_t tiles = job.template tiles<T>();
+  typename Job::Work work;
+  const auto origin = [&] {
+    TileCoord o = job.template origin<T>(tiles, work);
     o.i += rank * T.BM;
     return o;
   };
   const uint32_t cluster = blockIdx.x / kCluster;
-  WorkTile work;
   PipelineState<kBuffers> at;
   // A consumer keeps three sums of 64; of 65536 registers a block of 384 threads has 168 a thread.
   constexpr int kMathRegisters = 232, kFetchRegisters = 40;
@@ -268,15 +301,16 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
   if (group == kMath) {  // producer
     if constexpr (kMath > 1) registers_down<kFetchRegisters>();
     if (threadIdx.x == kMath * kWarpgroup) {
-      for (uint32_t step = 0; job.stream_k.work_tile(cluster, step, work); ++step) {
-        const uint32_t z = work.tile / tiles;
-        const TileCoord o = origin(work.tile);
-        const int row = static_cast<int>(job.a_limbs.first_row(z) + o.i);
-        const int column = static_cast<int>(job.b_limbs.first_row(z) + o.j);
+      for (uint32_t step = 0; job.template work_tile<T>(tiles, cluster, step, work); ++step) {
+        const uint32_t z = job.matrix(tiles, work);
+        const TileCoord o = origin();
+        const int row = static_cast<int>(job.first_row(z) + o.i);
+        const int column = static_cast<int>(job.first_column(z) + o.j);
+        const int slice = job.first_slice(z);
         for (int k = work.first; k < work.last; ++k, at.advance()) {
           mbarrier_wait(&ring.empty[at.slot], at.phase ^ 1);
           mbarrier_expect(&ring.full[at.slot], (kPartA + kPartB) * S.limbs);
-          fetch<S, T>(ring, job, at.slot, row, column, k, rank);
+          fetch<S, T>(ring, job, at.slot, row, column, slice + k, rank);
         }
       }
     }
@@ -291,9 +325,9 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         mbarrier_arrive(&ring.empty[slot]);
       }
     };
-    for (uint32_t step = 0; job.stream_k.work_tile(cluster, step, work); ++step) {
-      const uint32_t z = work.tile / tiles;
-      const TileCoord o = origin(work.tile);
+    for (uint32_t step = 0; job.template work_tile<T>(tiles, cluster, step, work); ++step) {
+      const uint32_t z = job.matrix(tiles, work);
+      const TileCoord o = origin();
       const auto scales = fetch_scales<T>(job, z, o, group);
 #pragma unroll
       for (int e = 0; e < 64; ++e) acc[e] = 0.f;
@@ -320,11 +354,13 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
 #pragma unroll
         for (int e = 0; e < 64; ++e) acc[e] = fmaf(acc_corr[e], 1.f / S.lo_scale, acc[e]);
       }
-      if (work.last < static_cast<int>(job.stream_k.blocks)) {
-        store_partials<T>(job, job.stream_k.owner(work.tile) * kCluster + rank, group, acc);
-        continue;
+      if constexpr (Job::kShared) {
+        if (work.last < static_cast<int>(job.stream_k.blocks)) {
+          store_partials<T>(job, job.stream_k.owner(work.tile) * kCluster + rank, group, acc);
+          continue;
+        }
+        if (work.first > 0) fixup<T>(job, cluster - job.stream_k.starter(work.tile), group, acc);
       }
-      if (work.first > 0) fixup<T>(job, cluster - job.stream_k.starter(work.tile), group, acc);
       store_tile<S, T>(job, ring.scales[group], scales, z, o, group, acc);
     }
   }
@@ -361,21 +397,24 @@ inline int group_of(const Tile& t, int64_t row_bytes) {
       std::clamp<int64_t>(kPanelBytes / (t.BM * t.cluster * row_bytes), 1, t.group));
 }
 
+// An operand's limbs, as boxes of `rows` by a slice.
+template <EmulationScheme S>
+TensorMap limb_map(const Limbs& p, int rows) {
+  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.limbs;
+  return make_tensor_map({.data = p.data,
+                          .size = {kRow / 2, static_cast<uint64_t>(p.rows * p.matrices),
+                                   static_cast<uint64_t>(p.blocks * kBoxes)},
+                          .stride = {static_cast<uint64_t>(p.row_bytes(S.limbs)), kRow},
+                          .box = {kRow / 2, static_cast<uint32_t>(rows), 1},
+                          .swizzle = kRow});
+}
+
 template <EmulationScheme S, Tile T>
 void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& room,
                   const Context& context) {
-  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.limbs;
-  const auto map = [&](const Limbs& p, int box) {
-    return make_tensor_map({.data = p.data,
-                            .size = {kRow / 2, static_cast<uint64_t>(p.rows * p.matrices),
-                                     static_cast<uint64_t>(p.blocks * kBoxes)},
-                            .stride = {static_cast<uint64_t>(p.row_bytes(S.limbs)), kRow},
-                            .box = {kRow / 2, static_cast<uint32_t>(box), 1},
-                            .swizzle = kRow});
-  };
   WgmmaJob job{.g = g,
-               .a = map(plan.a, T.BM),
-               .b = map(plan.b, T.BN / T.cluster),
+               .a = limb_map<S>(plan.a, T.BM),
+               .b = limb_map<S>(plan.b, T.BN / T.cluster),
                .a_limbs = plan.a,
                .b_limbs = plan.b,
                .map = room.job.map,
@@ -387,11 +426,9 @@ void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& roo
                       .smem = sizeof(WgmmaRing<S, T>),
                       .cluster = static_cast<unsigned>(T.cluster),
                       .dependent = true};
-  void (*const kernel)(WgmmaJob) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>;
+  constexpr void (*kernel)(WgmmaJob) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers, WgmmaJob>;
   int clusters = context.device.sm_count;
-  if constexpr (T.cluster > 1)
-    clusters = clusters_at_a_time<wgmma_kernel<S.type, T.BM, T.cluster, T.buffers>>(config,
-                                                                                    context.device);
+  if constexpr (T.cluster > 1) clusters = clusters_at_a_time<kernel>(config, context.device);
   job.stream_k = plan_stream_k(tile_count(g, T.BM * T.cluster, T.BN) * g.batch, plan.a.blocks,
                                clusters, kApart);
   config.grid.x *= job.stream_k.clusters;

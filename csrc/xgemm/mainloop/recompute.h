@@ -34,21 +34,23 @@ struct RecomputeMap {
   XGEMM_HD int64_t unit_at(int64_t z, int64_t i, int64_t j, int columns) const {
     return (z * units_m + i / kUnitRows) * units_n + j / columns;
   }
-  XGEMM_HD uint16_t* list(int64_t z, int64_t i, int64_t j, int columns) const {
-    return lists + unit_at(z, i, j, columns) * kMostListed;
-  }
+  XGEMM_HD uint16_t* list(int64_t unit) const { return lists + unit * kMostListed; }
   XGEMM_HD Fate fate(int64_t unit) const { return static_cast<Fate>(fates[unit] % kSomeGiven); }
   XGEMM_HD bool some_given(int64_t unit) const { return fates[unit] & kSomeGiven; }
   XGEMM_HD uint32_t listed(int64_t unit) const { return fates[unit] >> 8; }
 
-  // By one thread, of the unit at (i, j) of matrix z, if there is one.
-  __device__ __forceinline__ void mark(const Gemm& g, int64_t z, int64_t i, int64_t j, int columns,
-                                       Fate fate, bool some_given, uint32_t listed = 0) const {
-    if (i >= g.m) return;
-    fates[unit_at(z, i, j, columns)] =
-        static_cast<uint32_t>(fate) | (some_given ? kSomeGiven : 0) | listed << 8;
+  // By one thread, of a unit that is there.
+  __device__ __forceinline__ void mark(int64_t unit, Fate fate, bool some_given,
+                                       uint32_t listed = 0) const {
+    fates[unit] = static_cast<uint32_t>(fate) | (some_given ? kSomeGiven : 0) | listed << 8;
     if (fate != Fate::stands) atomic_max(worst, static_cast<uint32_t>(fate));
   }
+};
+
+// A unit, and where it is: of which matrix, and from where on.
+struct UnitPlace {
+  int64_t unit, z;
+  TileCoord o;
 };
 
 struct RecomputeJob {
@@ -59,6 +61,27 @@ struct RecomputeJob {
   float* sums = nullptr;  // [slot][element / 4][thread][4]
   uint32_t* come = nullptr;  // by unit: how many slices of K have come; found zero
   uint32_t* counter = nullptr;  // Context::recomputed
+
+  // Of matrix z; kernels ask for it so, since groups differ in where they find it.
+  __device__ __forceinline__ Gemm problem(int64_t z) const { return g.at(z); }
+  __device__ __forceinline__ const RowScale* row_scales(int64_t z) const {
+    return a.scales + a.first_row(z);
+  }
+  __device__ __forceinline__ const RowScale* column_scales(int64_t z) const {
+    return b.scales + b.first_row(z);
+  }
+  __device__ __forceinline__ const RecomputeMap& units() const { return map; }
+  // Unit n, counted downwards: neighbours are below each other.
+  __device__ __forceinline__ UnitPlace below(int64_t n, int columns) const {
+    const int64_t of_matrix = map.units_m * map.units_n, z = n / of_matrix, rest = n % of_matrix;
+    const TileCoord o{rest % map.units_m * kUnitRows, rest / map.units_m * columns};
+    return {map.unit_at(z, o.i, o.j, columns), z, o};
+  }
+  // Unit n of the map.
+  __device__ __forceinline__ UnitPlace place(int64_t n, int columns) const {
+    const int64_t of_matrix = map.units_m * map.units_n;
+    return {n, n / of_matrix, {n % of_matrix / map.units_n * kUnitRows, n % map.units_n * columns}};
+  }
 };
 
 inline namespace XGEMM_FLAVOUR {
@@ -153,42 +176,40 @@ __device__ __forceinline__ void recompute_one(const Gemm& g, int64_t i, int64_t 
 // slice of K of one. A unit whose sum may overflow on its way is one chain, as the strict stages
 // make it. Before, each has every gridDim.x'th unit of those that are given or listed: neighbours
 // are below each other, so that all blocks read the same columns of B.
-template <int kColumns, bool kA, bool kB>
+template <int kColumns, bool kA, bool kB, class Job>
 __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
-                                  kRecomputeTile<kColumns>.min_blocks)
-    recompute(const RecomputeJob job) {
+                                  kRecomputeTile<kColumns>.min_blocks) recompute(const Job job) {
   constexpr Tile T = kRecomputeTile<kColumns>;
   constexpr int kThreads = T.threads(), kSums = T.TM * T.TN;
   take_turn();
   const auto worst = static_cast<Fate>(*job.map.worst);
   if (worst == Fate::stands) return;
   XGEMM_SHARED_DYNAMIC(shared, RecomputeShared<kColumns>);
-  const int64_t of_matrix = job.map.units_m * job.map.units_n;
+  const RecomputeMap& map = job.units();
 #pragma unroll 1
-  for (int64_t n = blockIdx.x; n < job.map.units; n += gridDim.x) {
-    const int64_t z = n / of_matrix, in_matrix = n % of_matrix;
-    const TileCoord o{in_matrix % job.map.units_m * kUnitRows,
-                      in_matrix / job.map.units_m * kColumns};
-    const int64_t unit = job.map.unit_at(z, o.i, o.j, kColumns);
-    const Fate fate = job.map.fate(unit);
+  for (int64_t n = blockIdx.x; n < map.units; n += gridDim.x) {
+    const UnitPlace at = job.below(n, kColumns);
+    const int64_t unit = at.unit;
+    const TileCoord o = at.o;
+    const Fate fate = map.fate(unit);
     if (fate != Fate::given && fate != Fate::listed) continue;
-    const Gemm g = job.g.at(z);
-    if (job.map.some_given(unit)) {
+    const Gemm g = job.problem(at.z);
+    if (map.some_given(unit)) {
       __syncthreads();  // all have stored the unit before
-      shared.given.find(g, job.a.scales + job.a.first_row(z), job.b.scales + job.b.first_row(z),
-                        o.i, o.j);
+      shared.given.find(g, job.row_scales(at.z), job.column_scales(at.z), o.i, o.j);
       __syncthreads();
       shared.given.store(g, o.i, o.j);
     }
-    const uint32_t listed = job.map.listed(unit);
+    const uint32_t listed = map.listed(unit);
 #pragma unroll 1
     for (uint32_t e = 0; e < listed; ++e) {
-      const int at = job.map.lists[unit * kMostListed + e];
-      recompute_one<kThreads>(g, o.i + at / kColumns, o.j + at % kColumns, shared.of_warps);
+      const int element = map.list(unit)[e];
+      recompute_one<kThreads>(g, o.i + element / kColumns, o.j + element % kColumns,
+                              shared.of_warps);
     }
   }
   if (worst < Fate::recomputed) return;
-  const UnitCounts<kThreads> counts(shared.marked, job.map);
+  const UnitCounts<kThreads> counts(shared.marked, map);
   const uint32_t recomputed = counts.all[0], chained = counts.all[1];
   if (job.counter && blockIdx.x == 0 && threadIdx.x == 0)
     atomic_add(job.counter, chained + recomputed);
@@ -204,11 +225,11 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
     const bool alone = item < chained || splits == 1;
     const uint32_t ordinal = item < chained ? item : (item - chained) / splits;
     const uint32_t s = alone ? 0 : (item - chained) % splits;
-    const int64_t unit = counts.find(shared.marked, job.map,
-                                     item < chained ? Fate::chained : Fate::recomputed, ordinal);
-    const Gemm g = job.g.at(unit / of_matrix);
-    const TileCoord o{unit % of_matrix / job.map.units_n * kUnitRows,
-                      unit % job.map.units_n * kColumns};
+    const UnitPlace at = job.place(
+        counts.find(shared.marked, map, item < chained ? Fate::chained : Fate::recomputed, ordinal),
+        kColumns);
+    const Gemm g = job.problem(at.z);
+    const TileCoord o = at.o;
     const int64_t k0 = alone ? 0 : min_of(s * length, g.k);
     Gemm part = g;
     part.a.data += k0 * g.a.cs;
@@ -250,7 +271,8 @@ __global__ void __launch_bounds__(kRecomputeTile<kColumns>.threads(),
 
 // Where the map and the sums lie in the workspace, behind the limbs; words that the decomposition
 // is to clear, `flags` of them somebody else's, lie together; `room` bytes of sums are there
-// anyway, for what has ended before.
+// anyway, for what has ended before. `unit_rows`: rows of units, where they are not those of a
+// batch.
 struct RecomputePlan {
   RecomputeJob job;
   Clear clear;
@@ -258,14 +280,16 @@ struct RecomputePlan {
   size_t bytes = 0;
 };
 inline RecomputePlan plan_recompute(const Gemm& g, const DecomposePlan& limbs, int columns,
-                                    size_t room, int flags, const Context& context) {
+                                    size_t room, int flags, const Context& context,
+                                    int64_t unit_rows = 0) {
   RecomputePlan plan;
   RecomputeJob& job = plan.job;
   job.g = g;
   job.a = limbs.a, job.b = limbs.b;
   job.counter = context.recomputed;
   job.map.units_m = ceil_div(g.m, kUnitRows), job.map.units_n = ceil_div(g.n, columns);
-  job.map.units = job.map.units_m * job.map.units_n * g.batch;
+  if (!unit_rows) unit_rows = job.map.units_m * g.batch;
+  job.map.units = unit_rows * job.map.units_n;
   const int64_t splits = ceil_div(g.k, kLeastRecomputeSplit);
   const int64_t blocks = int64_t{kRecomputeTile<128>.min_blocks} * context.device.sm_count;
   if (splits > 1)
@@ -289,13 +313,13 @@ inline RecomputePlan plan_recompute(const Gemm& g, const DecomposePlan& limbs, i
 }
 
 // Behind the product.
-template <int kColumns>
-void launch_recompute(const RecomputeJob& job, const Context& context) {
+template <int kColumns, class Job>
+void launch_recompute(const Job& job, const Context& context) {
   constexpr Tile T = kRecomputeTile<kColumns>;
   const int64_t blocks = std::max<int64_t>(
       job.slots, std::min<int64_t>(job.map.units, int64_t{T.min_blocks} * context.device.sm_count));
-  void (*const kernel)(RecomputeJob) =
-      by_major([](auto a, auto b) { return recompute<kColumns, a(), b()>; }, job.g);
+  void (*const kernel)(Job) =
+      by_major([](auto a, auto b) { return recompute<kColumns, a(), b(), Job>; }, job.g);
   launch(kernel,
          {.grid = dim3(static_cast<unsigned>(blocks)),
           .block = dim3(T.threads()),

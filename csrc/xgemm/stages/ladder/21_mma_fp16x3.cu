@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(kTiles[kRow].threads(), kTiles[kRow].min_block
     if (scales.needs_chains(flags)) worst = Fate::chained;
     else if (scales.all_uncertain() > 0) worst = Fate::recomputed;
   }
-  if (threadIdx.x < T.BM / kUnitRows)
-    job.map.mark(g, z, o.i + threadIdx.x * kUnitRows, o.j, T.BN, worst, flags & kGivenFlags);
+  if (const int64_t i = o.i + threadIdx.x * kUnitRows; threadIdx.x < T.BM / kUnitRows && i < g.m)
+    job.map.mark(job.map.unit_at(z, i, o.j, T.BN), worst, flags & kGivenFlags);
   if (worst >= Fate::recomputed || ((flags & kGivenFlags) && scales.all_given())) return;
 #pragma unroll
   for (int i = 0; i < T.WM / 16; ++i) epilogue(i).store(sum[i]);

@@ -30,6 +30,7 @@
 #include <iterator>
 
 #include "xgemm/mainloop/emulated_wgmma.h"
+#include "xgemm/mainloop/grouped_wgmma.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3 {
 
@@ -40,11 +41,15 @@ constexpr Tile kTiles[] = {
 };
 constexpr int kCluster = 8;  // of the decomposition
 
+constexpr Tile kGroupTile = kTiles[1];  // groups have few rows
+
 size_t workspace(const Gemm& g, const Context& context) {
+  if (context.groups) return grouped_workspace<kFp16x3, kGroupTile>(g, context);
   return wgmma_workspace(kFp16x3, kTiles[context.row], g, context);
 }
 
 void run(const Gemm& g, const Context& context) {
+  if (context.groups) return run_grouped<kFp16x3, kCluster, kGroupTile>(g, context);
   constexpr void (*rows[])(const Gemm&, const Context&) = {run_wgmma<kFp16x3, kCluster, kTiles[0]>,
                                                            run_wgmma<kFp16x3, kCluster, kTiles[1]>,
                                                            run_wgmma<kFp16x3, kCluster, kTiles[2]>};
@@ -68,6 +73,7 @@ static const Register<run> stage(
      .workspace = workspace,
      .packed_bytes = packed_bytes,
      .pack = pack<kCluster>,
+     .takes_groups = true,
      .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3

@@ -1,0 +1,277 @@
+// Products of groups (core/groups.h) by the main loop of emulated_wgmma.h. One kernel reads where
+// groups end; decomposition, product and what is made anew go by its table, and the host waits for
+// nothing.
+//
+// Groups of rows: A is decomposed as one matrix, B's matrices as a batch's. TMA takes a box from
+// any row on, so that a group's tiles begin where it does; what a box has of the next group is
+// multiplied and not stored.
+// Groups of K: each group's limbs begin with a slice of their own, filled up with zeros, and have
+// scales of their own, so that what another group holds reaches no result.
+#pragma once
+
+#include "xgemm/mainloop/emulated_wgmma.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+// Where group z begins in operands whose K is cut into groups: each has a slice more than fill it.
+XGEMM_HD int64_t first_slice_of(const GroupTable& groups, int64_t z) {
+  return groups.of_k ? groups.first[z] / kSliceK + z : 0;
+}
+
+// Of `all` groups' rows, or K, this launch has those from number `from` on.
+struct GroupsJob {
+  const int32_t* ends = nullptr;  // of the groups from `from` on
+  bool from_zero = true;
+  int64_t all = 0;  // rows, or K
+  int64_t rows = 0;  // of D, where groups are of K: of each group's
+  int tile_rows = 1;
+  GroupTable table;
+};
+
+// A warp reads kWarp ends at a time.
+template <int kWarp>
+__global__ void __launch_bounds__(kWarp) plan_groups(const GroupsJob job) {
+  take_turn();
+  const GroupTable& t = job.table;
+  const int lane = threadIdx.x;
+  const auto within = [&](int64_t x) {
+    return static_cast<int32_t>(x < 0 ? 0 : min_of(x, job.all));
+  };
+  const auto join = [&](int32_t x, auto&& of) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t other = __shfl_up_sync(0xffffffffu, x, step);
+      if (lane >= step) x = of(x, other);
+    }
+    return x;
+  };
+  const auto last = [](int32_t x) { return __shfl_sync(0xffffffffu, x, 31); };
+  int32_t first = job.from_zero ? 0 : within(job.ends[-1]), tiles = 0, units = 0;
+  if (lane == 0) t.first[0] = first, t.tiles[0] = t.units[0] = 0;
+  for (int32_t z = 0; z < t.count; z += 32) {
+    const bool mine = z + lane < t.count;
+    int32_t end = mine ? within(job.ends[z + lane]) : 0;
+    end = join(end > first ? end : first, [](int32_t x, int32_t y) { return x > y ? x : y; });
+    const int32_t before = __shfl_up_sync(0xffffffffu, end, 1);
+    const int64_t rows = t.of_k ? job.rows : end - (lane ? before : first);
+    const auto add = [](int32_t x, int32_t y) { return x + y; };
+    const auto count = [&](int size) {
+      return mine ? static_cast<int32_t>(ceil_div(rows, size)) : 0;
+    };
+    const int32_t of_tiles = tiles + join(count(job.tile_rows), add);
+    const int32_t of_units = units + join(count(kUnitRows), add);
+    if (mine) {
+      t.first[z + lane + 1] = end;
+      t.tiles[z + lane + 1] = of_tiles;
+      t.units[z + lane + 1] = of_units;
+    }
+    first = last(end), tiles = last(of_tiles), units = last(of_units);
+  }
+}
+
+// Both operands of groups of K. A group's blocks are neighbours.
+template <Half kType, int kCluster>
+__global__ void __launch_bounds__(kDecomposeThreads, kDeepBlocks)
+    decompose_groups(const DecomposeJob a, const DecomposeJob b, const GroupTable groups,
+                     const Clear clear) {
+  constexpr EmulationScheme S = scheme_of(kType);
+  take_turn();
+  if (blockIdx.x == 0)
+    for (int i = threadIdx.x; i < clear.count; i += kDecomposeThreads) clear.words[i] = 0;
+  const bool first = blockIdx.x < a.grid * groups.count;
+  DecomposeJob job = first ? a : b;
+  const int64_t block = first ? blockIdx.x : blockIdx.x - a.grid * groups.count;
+  const int64_t z = block / job.grid;
+  job.x.data += groups.first[z] * job.x.cs;
+  job.k = groups.length(z);
+  job.limbs.data =
+      static_cast<char*>(job.limbs.data) + first_slice_of(groups, z) * (kSliceK * 2 * S.limbs);
+  job.limbs.scales += z * job.limbs.rows;
+  if (!job.along_k) return decompose_strip<S, kCluster>(job, block % job.grid);
+  decompose_along_k<S, 128, 2>(job, block % job.grid);
+}
+
+// How kernels find a group.
+template <class Job>
+struct OfGroups : Job {
+  GroupTable groups;
+
+  __device__ __forceinline__ Gemm problem(int64_t z) const { return groups.problem(this->g, z); }
+};
+
+struct GroupedJob : OfGroups<WgmmaJob> {
+  struct Work : WorkTile {
+    int32_t z;
+    int64_t row;  // of tiles
+    int64_t column;
+  };
+  static constexpr bool kShared = false;
+
+  __device__ __forceinline__ const RowScale* row_scales(int64_t z) const {
+    return a_limbs.scales + (groups.of_k ? z * g.m : groups.first[z]);
+  }
+  __device__ __forceinline__ const RowScale* column_scales(int64_t z) const {
+    return b_limbs.scales + z * g.n;
+  }
+  __device__ __forceinline__ int64_t first_row(int64_t z) const {
+    return groups.of_k ? 0 : groups.first[z];
+  }
+  __device__ __forceinline__ int64_t first_column(int64_t z) const {
+    return groups.of_k ? 0 : z * g.n;
+  }
+  __device__ __forceinline__ int first_slice(int64_t z) const {
+    return static_cast<int>(first_slice_of(groups, z));
+  }
+  __device__ __forceinline__ int64_t unit_at(int64_t z, int64_t i, int64_t j, int columns) const {
+    return (groups.units[z] + i / kUnitRows) * map.units_n + j / columns;
+  }
+  // Of all groups: their rows of tiles are walked as if they were one matrix'.
+  template <Tile T>
+  __device__ __forceinline__ uint32_t tiles() const {
+    return static_cast<uint32_t>(groups.tiles[groups.count] * ceil_div(g.n, T.BN));
+  }
+  template <Tile T>
+  __device__ __forceinline__ bool work_tile(uint32_t tiles, uint32_t cluster, uint32_t step,
+                                            Work& work) const {
+    work.tile = cluster + step * gridDim.x;
+    if (work.tile >= tiles) return false;
+    const TileCoord o = swizzled_tile<uint64_t>(work.tile, groups.tiles[groups.count],
+                                                ceil_div(g.n, T.BN), 1, 1, group);
+    work.z = groups.group_of(groups.tiles, o.i);
+    work.row = o.i - groups.tiles[work.z], work.column = o.j;
+    work.first = 0;
+    work.last = static_cast<int>(slices_of(groups.of_k ? groups.length(work.z) : g.k));
+    return true;
+  }
+  __device__ __forceinline__ uint32_t matrix(uint32_t, const Work& work) const {
+    return static_cast<uint32_t>(work.z);
+  }
+  template <Tile T>
+  __device__ __forceinline__ TileCoord origin(uint32_t, const Work& work) const {
+    return {work.row * T.BM, work.column * T.BN};
+  }
+};
+
+struct GroupedRecomputeJob : OfGroups<RecomputeJob> {
+  __device__ __forceinline__ const RowScale* row_scales(int64_t z) const {
+    return a.scales + (groups.of_k ? z * g.m : groups.first[z]);
+  }
+  __device__ __forceinline__ const RowScale* column_scales(int64_t z) const {
+    return b.scales + z * g.n;
+  }
+  // As many as there are, and not as there may be.
+  __device__ __forceinline__ RecomputeMap units() const {
+    RecomputeMap its = map;
+    its.units = groups.units[groups.count] * map.units_n;
+    return its;
+  }
+  __device__ __forceinline__ UnitPlace place(int64_t n, int columns) const {
+    const int64_t row = n / map.units_n;
+    const int32_t z = groups.group_of(groups.units, row);
+    return {n, z, {(row - groups.units[z]) * kUnitRows, n % map.units_n * columns}};
+  }
+  __device__ __forceinline__ UnitPlace below(int64_t n, int columns) const {
+    const int64_t rows = groups.units[groups.count];
+    return place(n % rows * map.units_n + n / rows, columns);
+  }
+};
+
+// Where everything is, in a workspace.
+struct GroupedPlan {
+  DecomposePlan limbs;
+  GroupTable table;
+  RecomputePlan room;
+};
+template <EmulationScheme S, Tile T>
+GroupedPlan plan_grouped(const Gemm& g, bool of_k, const Context& context) {
+  GroupedPlan plan;
+  Layout all{context.workspace};
+  const auto operand = [&](int64_t rows, int64_t stride) {
+    if (!of_k) return place_limbs(all, rows, stride ? g.batch : 1, g.k, S.limbs);
+    Limbs p{.rows = rows, .blocks = g.k / kSliceK + g.batch};
+    p.data = all.place(p.bytes(S.limbs));
+    p.scales = static_cast<RowScale*>(all.place(
+        times(times(static_cast<size_t>(rows), static_cast<size_t>(g.batch)), sizeof(RowScale))));
+    return p;
+  };
+  plan.limbs.a = operand(g.m, g.a.bs), plan.limbs.b = operand(g.n, g.b.bs);
+  const auto numbers = [&] {
+    return static_cast<int32_t*>(all.place(static_cast<size_t>(g.batch + 1) * sizeof(int32_t)));
+  };
+  plan.table = {.first = numbers(),
+                .tiles = numbers(),
+                .units = numbers(),
+                .count = static_cast<int32_t>(g.batch),
+                .of_k = of_k};
+  plan.limbs.bytes = all.bytes;
+  const int64_t units = ceil_div(g.m, kUnitRows);
+  plan.room =
+      plan_recompute(g, plan.limbs, T.BN, 0, 0, context, of_k ? units * g.batch : units + g.batch);
+  return plan;
+}
+
+template <EmulationScheme S, Tile T>
+size_t grouped_workspace(const Gemm& g, const Context& context) {
+  return plan_grouped<S, T>(g, context.groups.of_k, context).room.bytes;
+}
+
+template <EmulationScheme S, int kCluster>
+void decompose_of_k(const Gemm& g, const GroupedPlan& plan, const Context& context) {
+  const auto job = [&](const View<const float>& rows, const Limbs& limbs) {
+    DecomposeJob j{.x = rows, .limbs = limbs, .along_k = along_k(rows, limbs.rows, g.k)};
+    j.grid = j.along_k
+                 ? ceil_div(ceil_div(limbs.rows, kDecomposeThreads / 128), kCluster) * kCluster
+                 : ceil_div(limbs.rows, kStrip) * kCluster;
+    return j;
+  };
+  const DecomposeJob a = job(g.a, plan.limbs.a), b = job(g.b.transposed(), plan.limbs.b);
+  const int64_t blocks = (a.grid + b.grid) * g.batch;
+  if (blocks > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to decompose");
+  launch(decompose_groups<S.type, kCluster>,
+         {.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(kDecomposeThreads),
+          .smem = sizeof(StripRoom),
+          .cluster = static_cast<unsigned>(kCluster),
+          .dependent = true},
+         context, a, b, plan.table, plan.room.clear);
+}
+
+template <EmulationScheme S, int kDecomposeCluster, Tile T>
+void run_grouped(const Gemm& g, const Context& context) {
+  static_assert(T.cluster == 1);
+  const bool of_k = context.groups.of_k;
+  const GroupedPlan plan = plan_grouped<S, T>(g, of_k, context);
+  launch(plan_groups<32>, {.grid = dim3(1), .block = dim3(32), .dependent = true}, context,
+         GroupsJob{.ends = context.groups.ends,
+                   .all = of_k ? g.k : g.m,
+                   .rows = g.m,
+                   .tile_rows = T.BM,
+                   .table = plan.table});
+  if (of_k) decompose_of_k<S, 2>(g, plan, context);
+  else decompose<S, kDecomposeCluster>(g, plan.limbs, context, plan.room.clear);
+
+  GroupedJob job;
+  job.g = g;
+  job.a = limb_map<S>(plan.limbs.a, T.BM), job.b = limb_map<S>(plan.limbs.b, T.BN);
+  job.a_limbs = plan.limbs.a, job.b_limbs = plan.limbs.b;
+  job.map = plan.room.job.map;
+  job.group = group_of(T, plan.limbs.a.row_bytes(S.limbs));
+  job.groups = plan.table;
+  constexpr void (*kernel)(GroupedJob) =
+      wgmma_kernel<S.type, T.BM, T.cluster, T.buffers, GroupedJob>;
+  launch(kernel,
+         {.grid = dim3(static_cast<unsigned>(context.device.sm_count)),
+          .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
+          .smem = sizeof(WgmmaRing<S, T>),
+          .dependent = true},
+         context, job);
+
+  GroupedRecomputeJob anew;
+  static_cast<RecomputeJob&>(anew) = plan.room.job;
+  anew.groups = plan.table;
+  launch_recompute<T.BN>(anew, context);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm
