@@ -32,6 +32,7 @@ from . import nn, simt, tuned
 from .convert import ConvertReport, convert, revert
 from .explain import Candidate, Explanation, explain
 from .functional import addmm, bmm, linear, matmul, mm
+from .grouped import grouped_mm
 from .ops import sgemm
 from .packed import PackedWeight, prepack
 from .patch import Patch, PatchRow, patch
@@ -64,6 +65,7 @@ __all__ = [
     "convert",
     "count_recomputed",
     "explain",
+    "grouped_mm",
     "linear",
     "matmul",
     "mm",

@@ -1,18 +1,167 @@
-"""Products of groups, as those of experts (``torch._grouped_mm``), by ``sgemm`` group by group.
+"""Products of groups, as those of a model's experts: ``torch.nn.functional.grouped_mm``'s, in FP32.
 
-torch's own of float32 are made like that, too: the host waits for where groups end, and calls a
-product for each. Of lower precisions they are one kernel, which is left alone.
+Groups lie one after another, along the rows of one operand or along K, and a tensor on the device
+says where each ends. Where a stage takes groups (compute capability 9.0), it reads that tensor
+itself: the host waits for nothing, and a CUDA graph may hold the call. Elsewhere the product is
+made group by group, as torch makes its own of float32 everywhere: the host waits for where groups
+end, and calls a product for each.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .ops import _LIB, sgemm
+from .registry import stages
+
 _OUT = torch.ops.xgemm.sgemm.out
+_OP = torch.ops.xgemm.grouped_mm.default
+# On a GPU whose groups have few rows, and matrices so many bytes, what is made group by group
+# reads each matrix once, and is quicker than limbs of all of them.
+_FEW_ROWS, _LARGE_BYTES = 64, 48 << 20
+
+
+@functools.cache
+def _limits() -> list[tuple[int, int]]:
+    """Of the stages of this build that take groups: the least and the last compute capability."""
+    return [(s.min_sm, s.max_sm) for s in stages() if s.takes_groups and s.cuda]
+
+
+@functools.cache
+def _in_one(device: torch.device) -> bool:
+    """Whether a stage takes groups on a GPU."""
+    major, minor = torch.cuda.get_device_capability(device)
+    sm = 10 * major + minor
+    return any(low <= sm and (not high or sm <= high) for low, high in _limits())
+
+
+def _in_one_launch(a: Tensor, b: Tensor, offs: Tensor, how: dict[str, Any]) -> bool:
+    """Whether the device is to find the groups itself."""
+    if not a.is_cuda or how.get("precision", "fp32") != "fp32" or not _in_one(a.device):
+        return False
+    if how.get("kernel", "auto") != "auto":
+        return False
+    matrices = b if b.dim() == 3 else a
+    if matrices.dim() < 3 or torch.cuda.is_current_stream_capturing():
+        return True
+    rows = (a if b.dim() == 3 else b.mT).shape[0]
+    few = rows < _FEW_ROWS * len(offs)
+    return not (few and 4 * matrices.shape[1] * matrices.shape[2] >= _LARGE_BYTES)
+
+
+def _check(a: Tensor, b: Tensor, offs: Tensor, kernel: str = "auto") -> tuple[int, ...]:
+    """Raise what the C++ side says, as a TypeError or ValueError; give the result's shape."""
+    name = "grouped_mm"
+    for arg, t in (("mat_a", a), ("mat_b", b), ("offs", offs)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name}: {arg} must be a tensor, got {type(t).__name__}")
+        wanted = torch.int32 if t is offs else torch.float32
+        if t.dtype != wanted:
+            raise TypeError(f"{name}: {arg} must be {wanted}, got {t.dtype}")
+        if t.layout != torch.strided:
+            raise TypeError(f"{name}: {arg} must be a dense (strided) tensor, got {t.layout}")
+        if t.device != a.device:
+            raise ValueError(f"{name}: mat_a is on {a.device}, {arg} is on {t.device}")
+    if offs.dim() != 1:
+        raise ValueError(f"{name}: offs must have 1 dimension, got shape {tuple(offs.shape)}")
+    ranks = a.dim(), b.dim()
+    if ranks not in ((2, 3), (3, 2), (2, 2)):
+        raise ValueError(
+            f"{name}: mat_a and mat_b must have 2 and 3, 3 and 2, or 2 and 2 dimensions, got "
+            f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"{name}: inner sizes differ: mat_a is {tuple(a.shape)}, mat_b is {tuple(b.shape)}"
+        )
+    groups = offs.shape[0]
+    if ranks != (2, 2) and (a if ranks[0] == 3 else b).shape[0] != groups:
+        raise ValueError(
+            f"{name}: offs has {groups} ends for {(a if ranks[0] == 3 else b).shape[0]} matrices"
+        )
+    return (groups,) * (ranks == (2, 2)) + (a.shape[-2], b.shape[-1])
+
+
+def _result(a: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Give memory for a result: its rows begin at multiples of 16 bytes, as torch's do."""
+    row = (shape[-1] + 3) // 4 * 4
+    return a.new_empty_strided(shape, (shape[-2] * row, row, 1)[-len(shape) :])
+
+
+@torch.library.register_fake("xgemm::grouped_mm", lib=_LIB)
+def _fake(a: Tensor, b: Tensor, offs: Tensor, *, kernel: str = "auto") -> Tensor:
+    return _result(a, _check(a, b, offs))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+    ctx.kernel = keyword_only_inputs["kernel"]
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    a, b, offs = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    return (
+        _OP(grad, b.mT, offs, kernel=ctx.kernel) if needs[0] else None,
+        _OP(a.mT, grad, offs, kernel=ctx.kernel) if needs[1] else None,
+        None,
+    )
+
+
+torch.library.register_autograd("xgemm::grouped_mm", _backward, setup_context=_setup, lib=_LIB)
+
+
+def grouped_mm(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor) -> Tensor:
+    """Multiply groups, as ``torch.nn.functional.grouped_mm`` does, at FP32 accuracy.
+
+    With ``s, e`` the beginning and the end of group g, by shapes of ``mat_a`` and ``mat_b``:
+
+    - (M, K) and (G, K, N): rows ``out[s:e] = mat_a[s:e] @ mat_b[g]``, as experts' layers;
+    - (G, M, K) and (K, N): columns ``out[:, s:e] = mat_a[g] @ mat_b[:, s:e]``;
+    - (M, K) and (K, N): ``out[g] = mat_a[:, s:e] @ mat_b[s:e]``, as their weights' gradients.
+
+    Gradients of the operands are products of groups, too, of any order. On compute capability 9.0
+    a call is one launch each of a table of groups, decomposition, product and recompute, and waits
+    for nothing; elsewhere the host reads ``offs``.
+
+    Args:
+        mat_a: float32, any strides; M, N and K may be zero.
+        mat_b: float32, any strides.
+        offs: (G,), int32, on the operands' device: where each group ends, ascending. Where its
+            values do not ascend, or lie beyond the operand, groups are cut to what is there.
+
+    Returns:
+        (M, N), or (G, M, N) where K is cut; rows begin at multiples of 16 bytes. What belongs to
+        no group is not written.
+
+    Raises:
+        TypeError: an operand that is no dense float32 tensor, ``offs`` that is none of int32.
+        ValueError: sizes, dimensions or devices that do not fit.
+        RuntimeError: no memory, or trouble with the device.
+    """
+    _check(mat_a, mat_b, offs)
+    if mat_a.is_cuda and not _in_one(mat_a.device):
+        return _by_group(mat_a, mat_b, offs)
+    return _OP(mat_a, mat_b, offs.contiguous())
+
+
+def _by_group(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """The same by differentiable products, where no stage takes groups."""
+    whole = b.shape[1] if a.dim() == 3 else a.shape[0] if b.dim() == 3 else a.shape[1]
+    ends = list(itertools.accumulate((min(x, whole) for x in offs.tolist()), max, initial=0))
+    spans = list(itertools.pairwise(ends))
+    if a.dim() == b.dim() == 2:
+        return torch.stack([sgemm(a[:, s:e], b[s:e]) for s, e in spans])
+    if a.dim() == 3:
+        parts = [sgemm(a[i], b[:, s:e]) for i, (s, e) in enumerate(spans)]
+        return torch.cat([*parts, a.new_zeros(a.shape[1], whole - ends[-1])], 1)
+    parts = [sgemm(a[s:e], b[i]) for i, (s, e) in enumerate(spans)]
+    return torch.cat([*parts, a.new_zeros(whole - ends[-1], b.shape[2])])
 
 
 def flops(a: torch.Size, b: torch.Size) -> int:
@@ -30,12 +179,15 @@ def _aligned(t: Tensor) -> bool:
     return inner == 1 and outer % 4 == 0 and lead % 4 == 0 and t.data_ptr() % 16 == 0
 
 
-def _ends(offs: Tensor | None, a: Tensor, groups: int | None, whole: int) -> list[int] | None:
-    """Where groups begin and end; None where torch would not have it, or read beyond."""
+def _fits(offs: Tensor | None, a: Tensor, groups: int | None) -> bool:
+    """Whether torch takes it, whatever its values."""
     if offs is None or offs.dtype is not torch.int32 or offs.dim() != 1 or offs.device != a.device:
-        return None
-    if len(offs) == 0 or len(offs) != (groups or len(offs)):
-        return None
+        return False
+    return len(offs) > 0 and len(offs) == (groups or len(offs))
+
+
+def _ends(offs: Tensor, whole: int) -> list[int] | None:
+    """Where groups begin and end; None where torch would not have it, or read beyond."""
     ends = [0, *offs.tolist()]
     fits = ends[-1] <= whole and all(x <= y for x, y in itertools.pairwise(ends))
     return ends if fits else None
@@ -69,7 +221,11 @@ def product(a: Tensor, b: Tensor, offs: Tensor | None, how: dict[str, Any]) -> T
         (3, 2): (a.shape[0], n),
         (2, 2): (None, a.shape[1]),
     }[ranks]
-    ends = _ends(offs, a, groups, whole)
+    if offs is None or not _fits(offs, a, groups):
+        return None
+    if _in_one_launch(a, b, offs, how):
+        return _OP(a, b, offs.contiguous())
+    ends = _ends(offs, whole)
     if ends is None:
         return None
     if ranks == (2, 2):

@@ -88,6 +88,7 @@ class Stage:
         cuda: whether this build has its CUDA flavour (the emulator is always there).
         tiles: its tile table.
         packs: whether ``xgemm_torch.prepack`` spares it work.
+        takes_groups: whether it multiplies groups whose ends the device knows (`grouped_mm`).
         unit_rows: rows of the units of its results, each as wide as its tile, that it certifies
             and, where one is uncertain, makes anew (`count_recomputed`); 0 where there are none.
     """
@@ -103,6 +104,7 @@ class Stage:
     cuda: bool
     tiles: tuple[Tile, ...]
     packs: bool = False
+    takes_groups: bool = False
     split_k: bool = False
     matches_single_chain_overflow: bool = False
     auto_choice: bool = True

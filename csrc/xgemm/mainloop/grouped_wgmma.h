@@ -19,11 +19,10 @@ XGEMM_HD int64_t first_slice_of(const GroupTable& groups, int64_t z) {
   return groups.of_k ? groups.first[z] / kSliceK + z : 0;
 }
 
-// Of `all` groups' rows, or K, this launch has those from number `from` on.
 struct GroupsJob {
-  const int32_t* ends = nullptr;  // of the groups from `from` on
-  bool from_zero = true;
-  int64_t all = 0;  // rows, or K
+  const int32_t* ends = nullptr;
+  bool from_zero = true;  // else the group before ends where the first one begins
+  int64_t all = 0;  // rows, or K, of all groups
   int64_t rows = 0;  // of D, where groups are of K: of each group's
   int tile_rows = 1;
   GroupTable table;
@@ -177,25 +176,61 @@ struct GroupedRecomputeJob : OfGroups<RecomputeJob> {
   }
 };
 
-// Where everything is, in a workspace.
+// Limbs of more than Context::slab_bytes are made and multiplied part by part in the same room:
+// groups of rows in runs of groups, since B is the larger operand; groups of K in runs of rows of A
+// or of columns of B, whichever are more.
+struct GroupedParts {
+  bool of_k = false, of_a = false;
+  int64_t each = 0, count = 1;  // groups, rows or columns of a part
+
+  Gemm part(const Gemm& g, int64_t p) const {
+    Gemm its = g;
+    const int64_t from = p * each;
+    if (!of_k) {
+      its.b.data += from * g.b.bs, its.batch = std::min(each, g.batch - from);
+    } else if (of_a) {
+      its.a.data += from * g.a.rs, its.d.data += from * g.d.rs, its.m = std::min(each, g.m - from);
+    } else {
+      its.b.data += from * g.b.cs, its.d.data += from * g.d.cs, its.n = std::min(each, g.n - from);
+    }
+    return its;
+  }
+};
+inline GroupedParts parts_of(const Gemm& g, int limbs, const Context& context) {
+  constexpr int64_t kRows = 256;  // at least, of an operand that is cut
+  GroupedParts r{.of_k = context.groups.of_k, .of_a = context.groups.of_k && g.m > g.n};
+  const int64_t all = !r.of_k ? g.batch : r.of_a ? g.m : g.n;
+  const int64_t k = r.of_k ? g.k + g.batch * kSliceK : g.k;
+  const auto of_row = static_cast<size_t>(slices_of(k) * kSliceK * 2 * limbs);
+  const size_t of_one = r.of_k ? of_row : times(of_row, static_cast<size_t>(g.n));
+  const auto most = static_cast<int64_t>(context.slab_bytes / std::max<size_t>(of_one, 1));
+  const int64_t least = r.of_k ? std::min(kRows, all) : 1;
+  r.each = std::clamp(r.of_k ? most / kRows * kRows : most, least, all);
+  r.count = ceil_div(all, r.each);
+  return r;
+}
+
+// Where everything is, in a workspace. The operand that all parts share is first.
 struct GroupedPlan {
   DecomposePlan limbs;
   GroupTable table;
   RecomputePlan room;
 };
 template <EmulationScheme S, Tile T>
-GroupedPlan plan_grouped(const Gemm& g, bool of_k, const Context& context) {
+GroupedPlan plan_grouped(const Gemm& g, const GroupedParts& parts, const Context& context) {
   GroupedPlan plan;
   Layout all{context.workspace};
-  const auto operand = [&](int64_t rows, int64_t stride) {
-    if (!of_k) return place_limbs(all, rows, stride ? g.batch : 1, g.k, S.limbs);
+  const auto operand = [&](int64_t rows, int64_t matrices) {
+    if (!parts.of_k) return place_limbs(all, rows, matrices, g.k, S.limbs);
     Limbs p{.rows = rows, .blocks = g.k / kSliceK + g.batch};
     p.data = all.place(p.bytes(S.limbs));
     p.scales = static_cast<RowScale*>(all.place(
         times(times(static_cast<size_t>(rows), static_cast<size_t>(g.batch)), sizeof(RowScale))));
     return p;
   };
-  plan.limbs.a = operand(g.m, g.a.bs), plan.limbs.b = operand(g.n, g.b.bs);
+  if (parts.of_a) plan.limbs.b = operand(g.n, g.batch);
+  plan.limbs.a = operand(g.m, 1);
+  if (!parts.of_a) plan.limbs.b = operand(g.n, g.batch);
   const auto numbers = [&] {
     return static_cast<int32_t*>(all.place(static_cast<size_t>(g.batch + 1) * sizeof(int32_t)));
   };
@@ -203,17 +238,18 @@ GroupedPlan plan_grouped(const Gemm& g, bool of_k, const Context& context) {
                 .tiles = numbers(),
                 .units = numbers(),
                 .count = static_cast<int32_t>(g.batch),
-                .of_k = of_k};
+                .of_k = parts.of_k};
   plan.limbs.bytes = all.bytes;
   const int64_t units = ceil_div(g.m, kUnitRows);
-  plan.room =
-      plan_recompute(g, plan.limbs, T.BN, 0, 0, context, of_k ? units * g.batch : units + g.batch);
+  plan.room = plan_recompute(g, plan.limbs, T.BN, 0, 0, context,
+                             parts.of_k ? units * g.batch : units + g.batch);
   return plan;
 }
 
 template <EmulationScheme S, Tile T>
 size_t grouped_workspace(const Gemm& g, const Context& context) {
-  return plan_grouped<S, T>(g, context.groups.of_k, context).room.bytes;
+  const GroupedParts parts = parts_of(g, S.limbs, context);
+  return plan_grouped<S, T>(parts.part(g, 0), parts, context).room.bytes;
 }
 
 template <EmulationScheme S, int kCluster>
@@ -225,7 +261,9 @@ void decompose_of_k(const Gemm& g, const GroupedPlan& plan, const Context& conte
                  : ceil_div(limbs.rows, kStrip) * kCluster;
     return j;
   };
-  const DecomposeJob a = job(g.a, plan.limbs.a), b = job(g.b.transposed(), plan.limbs.b);
+  DecomposeJob a = job(g.a, plan.limbs.a), b = job(g.b.transposed(), plan.limbs.b);
+  if (plan.limbs.a_is_kept) a.grid = 0;
+  if (plan.limbs.b_is_kept) b.grid = 0;
   const int64_t blocks = (a.grid + b.grid) * g.batch;
   if (blocks > kMaxGridX) throw std::invalid_argument("xgemm: too many rows to decompose");
   launch(decompose_groups<S.type, kCluster>,
@@ -238,39 +276,46 @@ void decompose_of_k(const Gemm& g, const GroupedPlan& plan, const Context& conte
 }
 
 template <EmulationScheme S, int kDecomposeCluster, Tile T>
-void run_grouped(const Gemm& g, const Context& context) {
+void run_grouped(const Gemm& all, const Context& context) {
   static_assert(T.cluster == 1);
   const bool of_k = context.groups.of_k;
-  const GroupedPlan plan = plan_grouped<S, T>(g, of_k, context);
-  launch(plan_groups<32>, {.grid = dim3(1), .block = dim3(32), .dependent = true}, context,
-         GroupsJob{.ends = context.groups.ends,
-                   .all = of_k ? g.k : g.m,
-                   .rows = g.m,
-                   .tile_rows = T.BM,
-                   .table = plan.table});
-  if (of_k) decompose_of_k<S, 2>(g, plan, context);
-  else decompose<S, kDecomposeCluster>(g, plan.limbs, context, plan.room.clear);
+  const GroupedParts parts = parts_of(all, S.limbs, context);
+  for (int64_t p = 0; p < parts.count; ++p) {
+    const Gemm g = parts.part(all, p);
+    GroupedPlan plan = plan_grouped<S, T>(g, parts, context);
+    (parts.of_a ? plan.limbs.b_is_kept : plan.limbs.a_is_kept) = p > 0;
+    const int64_t before = of_k ? 0 : p * parts.each;
+    launch(plan_groups<32>, {.grid = dim3(1), .block = dim3(32), .dependent = true}, context,
+           GroupsJob{.ends = context.groups.ends + before,
+                     .from_zero = before == 0,
+                     .all = of_k ? g.k : g.m,
+                     .rows = g.m,
+                     .tile_rows = T.BM,
+                     .table = plan.table});
+    if (of_k) decompose_of_k<S, 2>(g, plan, context);
+    else decompose<S, kDecomposeCluster>(g, plan.limbs, context, plan.room.clear);
 
-  GroupedJob job;
-  job.g = g;
-  job.a = limb_map<S>(plan.limbs.a, T.BM), job.b = limb_map<S>(plan.limbs.b, T.BN);
-  job.a_limbs = plan.limbs.a, job.b_limbs = plan.limbs.b;
-  job.map = plan.room.job.map;
-  job.group = group_of(T, plan.limbs.a.row_bytes(S.limbs));
-  job.groups = plan.table;
-  constexpr void (*kernel)(GroupedJob) =
-      wgmma_kernel<S.type, T.BM, T.cluster, T.buffers, GroupedJob>;
-  launch(kernel,
-         {.grid = dim3(static_cast<unsigned>(context.device.sm_count)),
-          .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
-          .smem = sizeof(WgmmaRing<S, T>),
-          .dependent = true},
-         context, job);
+    GroupedJob job;
+    job.g = g;
+    job.a = limb_map<S>(plan.limbs.a, T.BM), job.b = limb_map<S>(plan.limbs.b, T.BN);
+    job.a_limbs = plan.limbs.a, job.b_limbs = plan.limbs.b;
+    job.map = plan.room.job.map;
+    job.group = group_of(T, plan.limbs.a.row_bytes(S.limbs));
+    job.groups = plan.table;
+    constexpr void (*kernel)(GroupedJob) =
+        wgmma_kernel<S.type, T.BM, T.cluster, T.buffers, GroupedJob>;
+    launch(kernel,
+           {.grid = dim3(static_cast<unsigned>(context.device.sm_count)),
+            .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
+            .smem = sizeof(WgmmaRing<S, T>),
+            .dependent = true},
+           context, job);
 
-  GroupedRecomputeJob anew;
-  static_cast<RecomputeJob&>(anew) = plan.room.job;
-  anew.groups = plan.table;
-  launch_recompute<T.BN>(anew, context);
+    GroupedRecomputeJob anew;
+    static_cast<RecomputeJob&>(anew) = plan.room.job;
+    anew.groups = plan.table;
+    launch_recompute<T.BN>(anew, context);
+  }
 }
 
 }  // namespace XGEMM_FLAVOUR
