@@ -95,15 +95,25 @@ HALVES = ("fp16", "bf16")  # xgemm::Half
 
 
 def _demangled(name: str) -> tuple[str, tuple[str, ...]]:
-    """The last name in a mangled one, and its template arguments: integers, booleans, halves."""
+    """The last name in a mangled one, and its template arguments.
+
+    Those are integers, booleans, halves, and classes of our namespaces.
+    """
     rest, last = re.sub("^_ZN?", "", name), name
     while match := re.match(r"\d+", rest):
         end = match.end() + int(match[0])
         last, rest = rest[match.end() : end], rest[end:]
-    template = re.match(r"I(?:L(?:[ib]|N\w*?Half)E?\d+E)+E", rest)
-    found = re.findall(r"L(?:([ib])|N\w*?Half)E?(\d+)E", template[0]) if template else []
-    texts = {"i": lambda v: v, "b": lambda v: ("false", "true")[int(v)]}
-    return last, tuple(texts.get(kind, lambda v: HALVES[int(v)])(v) for kind, v in found)
+    found, rest = [], rest[1:] if rest.startswith("I") else ""
+    while match := re.match(r"L(?:([ib])|N\w*?Half)E?(\d+)E|NS\d*_(\d+)", rest):
+        kind, value, length = match.groups()
+        rest = rest[match.end() :]
+        if length:
+            found.append(rest[: int(length)])
+            rest = rest[int(length) + 1 :]
+        else:
+            texts = ("false", "true") if kind == "b" else HALVES
+            found.append(value if kind == "i" else texts[int(value)])
+    return last, tuple(found) if rest.startswith("E") else ()
 
 
 class Tile(Protocol):
@@ -125,15 +135,15 @@ def row_of(f: Function, tiles: Sequence[Tile]) -> int | None:
 
     ``kernel`` has its row as its first template argument, where that is an integer. Those of
     ``wgmma_kernel`` are its tile's: the type of the limbs, BM, the blocks of a cluster, the buffers
-    (wgmma_gemm.h). ``in_turn`` is for the row that has no slices (26_split_k.cu). Others help: they
-    split the operands, add up sums, or take over what a stage's own scheme cannot hold.
+    (emulated_wgmma.h); where its job is one of groups it helps. ``in_turn`` is for the row that has no slices (26_split_k.cu). Others help: they
+    decompose operands, add up sums, or take over what a stage's own scheme cannot hold.
     """
     if f.kernel == "kernel":
         return int(f.arguments[0]) if f.arguments and f.arguments[0].isdigit() else 0
     if f.kernel == "in_turn":
         return next(row for row, tile in enumerate(tiles) if not tile.buffers)
-    if f.kernel == "wgmma_kernel":
-        half, rows, cluster, buffers = f.arguments
+    if f.kernel == "wgmma_kernel" and f.arguments[-1] == "WgmmaJob":
+        half, rows, cluster, buffers = f.arguments[:-1]
         limbs = 2 + HALVES.index(half)
         for row, tile in enumerate(tiles):
             smem = tile.buffers * (tile.BM + tile.BN) * tile.BK * 2 * limbs

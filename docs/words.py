@@ -18,6 +18,7 @@ ARGUMENTS = {
     "BM": "rows of a block's tile",
     "kCluster": "blocks of a cluster",
     "kBuffers": "stages of the ring",
+    "Job": "what a launch is given: a batch, or groups",
 }
 
 # Words of the code: what, its header, what it means.

@@ -14,7 +14,7 @@ from test_stages import on_every_device
 from torch import Tensor
 
 import xgemm_torch
-from xgemm_torch import simt
+from xgemm_torch import grouped, simt
 
 STAGES = [stage.name for stage in xgemm_torch.stages() if stage.takes_groups]
 OP = torch.ops.xgemm.grouped_mm
@@ -212,6 +212,13 @@ def test_gradients(form, device):
     want = grads(reference, a.double(), b.double())
     for x, y in zip(got, want, strict=True):
         torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-3)
+
+
+@on_every_form
+@pytest.mark.parametrize("ends", [[20, 20, 90, 150], [90, 20, 60, 149], []])
+def test_group_by_group_where_no_stage_takes_groups(form, ends):
+    a, b, offs = operands(form, 150, ends)
+    check(a, b, ends, grouped._by_group(a, b, offs))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -156,7 +156,8 @@ def _by_group(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     ends = list(itertools.accumulate((min(x, whole) for x in offs.tolist()), max, initial=0))
     spans = list(itertools.pairwise(ends))
     if a.dim() == b.dim() == 2:
-        return torch.stack([sgemm(a[:, s:e], b[s:e]) for s, e in spans])
+        parts = [sgemm(a[:, s:e], b[s:e]) for s, e in spans]
+        return torch.stack(parts) if parts else a.new_zeros(0, a.shape[0], b.shape[1])
     if a.dim() == 3:
         parts = [sgemm(a[i], b[:, s:e]) for i, (s, e) in enumerate(spans)]
         return torch.cat([*parts, a.new_zeros(a.shape[1], whole - ends[-1])], 1)
@@ -193,7 +194,9 @@ def _ends(offs: Tensor, whole: int) -> list[int] | None:
     return ends if fits else None
 
 
-def product(a: Tensor, b: Tensor, offs: Tensor | None, how: dict[str, Any]) -> Tensor | None:
+def product(
+    a: Tensor, b: Tensor, offs: Tensor | None, how: dict[str, Any], *, in_one: bool | None = None
+) -> Tensor | None:
     """What ``torch._grouped_mm(a, b, offs)`` gives, in memory as torch lays it out.
 
     Args:
@@ -201,6 +204,7 @@ def product(a: Tensor, b: Tensor, offs: Tensor | None, how: dict[str, Any]) -> T
         b: (groups, K, N), (K, columns of all groups), or (K of all groups, N).
         offs: (groups,), int32, where each group ends; None where both have a dimension for them.
         how: options of ``sgemm``.
+        in_one: whether the device finds the groups; by default where that is quicker.
 
     Returns:
         (rows, N), (M, columns) or (groups, M, N), or None where the call is not as torch wants it.
@@ -223,7 +227,7 @@ def product(a: Tensor, b: Tensor, offs: Tensor | None, how: dict[str, Any]) -> T
     }[ranks]
     if offs is None or not _fits(offs, a, groups):
         return None
-    if _in_one_launch(a, b, offs, how):
+    if _in_one_launch(a, b, offs, how) if in_one is None else in_one:
         return _OP(a, b, offs.contiguous())
     ends = _ends(offs, whole)
     if ends is None:
