@@ -136,12 +136,17 @@ def shares(p: xgemm_torch.Patch) -> dict[str, Any]:
     }
 
 
+def named(place: str) -> type[nn.Module]:
+    """Give the class of a dotted name."""
+    home, _, name = place.rpartition(".")
+    found: type[nn.Module] = getattr(importlib.import_module(home), name)
+    return found
+
+
 def classes(place: str) -> tuple[type[nn.Module], ...]:
     """Give what convert is told of: convolutions, and the class of a dotted name, if any."""
     convolutions = nn.Conv1d, nn.Conv2d, nn.Conv3d
-    home, _, name = place.rpartition(".")
-    more = (getattr(importlib.import_module(home), name),) if place else ()
-    return (*convolutions, *more)
+    return (*convolutions, named(place)) if place else convolutions
 
 
 def measure(a: Architecture, device: str, precision: Any) -> dict[str, Any]:

@@ -52,6 +52,13 @@ def errors(entry: Mapping[str, Any], place: int) -> str:
     return " / ".join(small(found[way][place]) if way in found else "-" for way in WAYS)
 
 
+def of_step(entry: Mapping[str, Any]) -> float | None:
+    """The share of FLOP that the third way of steps.py reaches; None where a record has none."""
+    ways = entry.get("reach", {})
+    found = ways.get("convert and patch") or ways.get("convert")
+    return found["share"] if found else None
+
+
 def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Give the table's lines, as `HEAD` names their cells; one that did not run says why."""
     lines = []

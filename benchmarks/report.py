@@ -589,9 +589,11 @@ def steps(found: Sequence[Record]) -> str:
             ms, off, peak = m["ms"], m["largest_difference"], m["peak_mib"]
             families = m["families_ms"]
             rows.append((
-                record.gpu, "torch.compile" if compiled else "eager", name, m["what"],
+                record.gpu, "torch.compile" if compiled else "eager", name,
+                "; ".join((m["what"], *filter(None, [m.get("library")]))),
                 *(ms[way] for way in WAYS), f"{ms['stock'] / ms['converted']:.2f}x",
-                f"{ms['stock'] / ms['tf32']:.2f}x", m["need_ms"] or None,
+                f"{ms['stock'] / ms['tf32']:.2f}x", reach_page.of_step(m),
+                "convert and patch()" if "library" in m else "convert", m["need_ms"] or None,
                 *(families.get(f, 0.0) for f in FAMILIES),
                 round(peak["converted"] / peak["stock"], 3), off["converted"], off["tf32"],
             ))  # fmt: skip
@@ -617,7 +619,8 @@ def steps(found: Sequence[Record]) -> str:
     columns = (
         choice("GPU", "gpu"), choice("mode"), choice("model"), words("what"),
         *(figures(label, way) for way, label in WAYS.items()), figures("converted / stock", "gain"),
-        figures("TF32 / stock", "tf32_gain"), figures("need"), *(figures(f) for f in FAMILIES),
+        figures("TF32 / stock", "tf32_gain"), figures("FLOP reached", "reached"),
+        choice("converted by", "by"), figures("need"), *(figures(f) for f in FAMILIES),
         figures("memory"), figures("losses off", "off"), figures("TF32's losses off", "tf32_off"),
     )  # fmt: skip
     return page.charts(*drawn) + page.table(

@@ -3,21 +3,31 @@
     python benchmarks/steps.py --json steps.json              # on a GPU, all of workloads.py
     python benchmarks/steps.py --show steps.json              # anywhere
     python benchmarks/steps.py --json some.json --models gpt2 vit --compile
+    python benchmarks/steps.py --json moe.json --models falcon mixtral     # of transformers
 
 Of each model: the median step in ms (events on the GPU; forward, backward, AdamW fused), peak
 memory of a step, where the time of a converted step goes by families of kernels, and how far the
 losses of the same steps are from stock FP32's. `need` is the time that the products' FLOP take at
-`RATE`: what a step's products would take if they were nothing but the main loop.
+`RATE`: what a step's products would take if they were nothing but the main loop. `reach` is the
+share of a step's FLOP, attention's included, that xgemm makes.
+
+Models of from_transformers.py are not among those that are measured unless they are named. Their
+third way, "converted", is ``convert`` inside ``patch()``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import from_transformers
 import provenance
+import reach
+import reach_page
 import recording
 import records
 import torch
@@ -27,6 +37,7 @@ from torch.utils.flop_counter import flop_registry
 from workloads import WORKLOADS, Workload
 
 import xgemm_torch
+from xgemm_torch import grouped
 from xgemm_torch.tools import timing
 
 if TYPE_CHECKING:
@@ -34,11 +45,13 @@ if TYPE_CHECKING:
 
 RATE = 217e12
 """FLOP/s of the FP32 product on an H200 with its operands decomposed: of 8192^3."""
+MODELS = WORKLOADS | from_transformers.MODELS
+"""By name; those of workloads.py are measured unless others are named."""
 WAYS = ("stock", "tf32", "converted")
 WARM_UP, ROUNDS, LOSSES = 3, 7, 20
 # A kernel belongs to the first family of which its name has a word.
 FAMILIES = {
-    "decompositions": ("decompose_kernel",),
+    "decompositions": ("decompose_kernel", "decompose_groups", "plan_groups"),
     "recomputed": ("recompute<",),
     "products of limbs": ("wgmma_kernel", "wgmma_narrow", "fused_emulated", "mma_fp16x3",
                           "mma_bf16x6", "emulated"),
@@ -56,9 +69,15 @@ class Job:
         """Make model and optimizer."""
         torch.manual_seed(0)
         self.workload, self.way = workload, way
-        self.model = workload.make(workload.sizes).to(device)
+        # A CPU takes half a minute to draw a library's weights for all ways.
+        with torch.device(device if workload.package else "cpu"):
+            self.model = workload.make(workload.sizes).to(device)
+        self.patch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if way == "converted":
-            xgemm_torch.convert(self.model)
+            types = reach.named(workload.types) if workload.types else ()
+            xgemm_torch.convert(self.model, types=types)
+            if workload.package:
+                self.patch = xgemm_torch.patch()
         fused = device == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)
         self.loss: Callable[[nn.Module, Any], torch.Tensor] = workload.loss
@@ -69,7 +88,7 @@ class Job:
     def step(self) -> torch.Tensor:
         """Take a step; the loss of its batch."""
         batch = self.workload.draw(self.workload.sizes, self.generator)
-        with recording.tf32(self.way == "tf32"):
+        with self.patch, recording.tf32(self.way == "tf32"):
             loss = self.loss(self.model, batch)
             loss.backward()
         self.optimizer.step()
@@ -119,7 +138,10 @@ def families(job: Job, steps: int = 3) -> tuple[dict[str, float], dict[str, floa
 
 
 class ProductFlop(TorchDispatchMode):
-    """Counts the FLOP of layers' products; FlopCounterMode refuses gradients inside a step."""
+    """Counts the FLOP of layers' products; FlopCounterMode refuses gradients inside a step.
+
+    Of products of groups torch has no formula.
+    """
 
     OPS = ("mm", "addmm", "bmm", "baddbmm")
 
@@ -136,20 +158,56 @@ class ProductFlop(TorchDispatchMode):
         packet = func._overloadpacket
         if packet.__name__ in self.OPS:
             self.flop += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+        elif packet.__name__ == "_grouped_mm":
+            self.flop += grouped.flops(args[0].shape, args[1].shape)
         return out
 
 
 def product_flop(job: Job) -> float:
-    """Count a step's FLOP in products of stock layers: attention's are not among them."""
+    """Count a step's FLOP in products of stock layers.
+
+    Attention's are not among them but where torch has no kernel of its own for it, as of FP32 where
+    several heads share their keys, and multiplies matrices.
+    """
     with ProductFlop() as counter:
         job.step()
     return float(counter.flop)
+
+
+def reached(stock: Job, converted: Job, least: float | None = None) -> dict[str, Any]:
+    """Count what xgemm makes of a step's FLOP, as reach.py does, by a step for each way.
+
+    Args:
+        stock: a job with stock layers, which steps inside ``patch()``.
+        converted: one with converted layers: without a patch, and inside it where that is its way.
+        least: the patch's ``min_flops``.
+
+    Returns:
+        By "convert", "patch" and, of a library's model, "convert and patch": shares, and by
+        operator how many products xgemm made.
+    """
+    counters = [
+        ("convert", converted, xgemm_torch.patch(min_flops=float("inf"))),
+        ("patch", stock, xgemm_torch.patch(min_flops=least)),
+    ]
+    if converted.workload.package:
+        counters.append(("convert and patch", converted, xgemm_torch.patch(min_flops=least)))
+    found = {}
+    for name, job, counter in counters:
+        own, job.patch = job.patch, counter
+        job.step()
+        job.patch = own
+        taken = {row.product: row.calls for row in counter if row.taken}
+        found[name] = {**reach.shares(counter), "taken": taken}
+    return found
 
 
 def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict[str, Any]:
     """Measure one model on the current GPU; all ways have their weights there at a time."""
     if compiled:  # or another model of the same code makes Dynamo take its sizes for variables
         torch._dynamo.reset()
+    gc.collect()  # the model before this one
+    torch.cuda.empty_cache()
     jobs = {way: Job(workload, way, "cuda", compiled=compiled) for way in WAYS}
     losses = {way: [float(job.step()) for _ in range(LOSSES)] for way, job in jobs.items()}
     peaks = {}
@@ -169,6 +227,11 @@ def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict
                     times[way].append(ms)
     by_family, kernels = families(jobs["converted"])
     flop = product_flop(jobs["stock"]) if not compiled else 0.0
+    more: dict[str, Any] = {}
+    if not compiled:
+        more["reach"] = reached(jobs["stock"], jobs["converted"])
+    if workload.package:
+        more["library"] = from_transformers.library(workload, jobs["stock"].model)
     largest = {
         way: max(abs(x - y) for x, y in zip(losses[way], losses["stock"], strict=True))
         for way in WAYS[1:]
@@ -183,6 +246,7 @@ def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict
         "families_ms": by_family,
         "kernels_ms": kernels,
         "clocks": clocks.summary(),
+        **more,
     }
 
 
@@ -190,13 +254,15 @@ def table(record: dict[str, Any]) -> Fitted:
     """A row for each model."""
     from xgemm_torch.tools.console import Column, Fitted
 
+    has_reach = any("reach" in m for m in record["models"].values())
     made = Fitted(
         f"A training step on {record['facts']['device']}, ms"
         + (", torch.compile" if record["compiled"] else ""),
         [
             Column("model"), Column("stock", right=True), Column("TF32", right=True),
             Column("converted", right=True), Column("gain", right=True),
-            Column("need", right=True), Column("limbs", right=True),
+            *([Column("reached", right=True)] if has_reach else []), Column("need", right=True),
+            Column("limbs", right=True),
             Column("decomposed", right=True), Column("strict", right=True),
             Column("attention", right=True, spare=1), Column("rest", right=True, spare=1),
             Column("memory", right=True, spare=2), Column("loss off", right=True),
@@ -207,8 +273,10 @@ def table(record: dict[str, Any]) -> Fitted:
         ms, kinds = m["ms"], m["families_ms"]
         peaks, off = m["peak_mib"], m["largest_difference"]
         strict = sum(kinds[f] for f in ("strict products", "stock products", "recomputed"))
+        share = reach_page.of_step(m)
         made.add_row(
             name, *(f"{ms[way]:.1f}" for way in WAYS), f"{ms['stock'] / ms['converted']:.2f}",
+            *(["-" if share is None else reach_page.percent(share)] if has_reach else []),
             f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
             f"{kinds['products of limbs']:.1f}",
             f"{kinds['decompositions']:.1f}", f"{strict:.1f}",
@@ -222,7 +290,7 @@ def table(record: dict[str, Any]) -> Fitted:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or show."""
     parser = recording.parser(__doc__)
-    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(WORKLOADS))
     parser.add_argument("--compile", action="store_true", help="steps under torch.compile")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of each way")
     options = parser.parse_args(arguments)
@@ -233,12 +301,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         from tqdm import tqdm
 
+        if options.compile and (names := [n for n in options.models if MODELS[n].package]):
+            parser.error(f"--compile: not of {' and '.join(names)}, whose patch is of eager mode")
         recording.require_yardstick("steps")
+        absent = {
+            name: why
+            for name in options.models
+            if (why := from_transformers.unavailable(MODELS[name]))
+        }
+        for name, why in absent.items():
+            print(f"steps: {name} is left out: {why}", file=sys.stderr)
+        names = [name for name in options.models if name not in absent]
+        if not names:
+            raise SystemExit("steps: no model is left to measure")
         timing.heat(2.0)
         record = {"facts": provenance.facts(), "compiled": options.compile, "models": {}}
-        for name in tqdm(options.models, unit="model", disable=None):
+        if absent:
+            record["left_out"] = absent
+        for name in tqdm(names, unit="model", disable=None):
             record["models"][name] = measure(
-                WORKLOADS[name], compiled=options.compile, rounds=options.rounds
+                MODELS[name], compiled=options.compile, rounds=options.rounds
             )
             records.write(options.json, record)
         record["finished"] = True

@@ -29,11 +29,17 @@ class Sizes:
     inner: int = 0
     heads: int = 0
     classes: int = 0
+    experts: int = 0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model to train: ``make`` it, draw a batch, take the loss of a batch."""
+    """A model to train: ``make`` it, draw a batch, take the loss of a batch.
+
+    ``package`` is the library that has the model, if it is not made here: not all of its products
+    are layers' that ``convert`` knows, so that it is converted and inside ``patch()``. ``types`` is
+    the place of a class that ``convert(types=)`` is told of.
+    """
 
     name: str
     what: str
@@ -42,6 +48,8 @@ class Workload:
     make: Callable[[Sizes], nn.Module]
     draw: Callable[[Sizes, torch.Generator], Batch]
     loss: Callable[[nn.Module, Batch], Tensor]
+    package: str = ""
+    types: str = ""
 
     def small(self) -> Workload:
         """Give the same layers in small sizes."""

@@ -151,6 +151,12 @@ def peers() -> dict[str, Any] | None:
     return newest("peers")[1] if any(RECORDS.glob("*/*-peers.json")) else None
 
 
+@cache
+def library_steps() -> dict[str, Any] | None:
+    """Give the newest record of steps of a library's models, None where there is none yet."""
+    return newest("steps-moe")[1] if any(RECORDS.glob("*/*-steps-moe.json")) else None
+
+
 # --- words ----------------------------------------------------------------------------------------
 
 
@@ -364,6 +370,7 @@ def sources() -> list[str]:
     rows = []
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
                  "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach",
+                 *(["steps-moe"] if library_steps() else []),
                  *(["examples"] if examples() else []),
                  *(["peers"] if peers() else [])):  # fmt: skip
         name, record = newest(kind)
@@ -493,6 +500,29 @@ def step_table(kind: str = "steps") -> list[str]:
     return table(head, rows)
 
 
+def library_step_table() -> list[str]:
+    """The same of a library's models, and the share of their FLOP that is reached."""
+    record = library_steps()
+    if record is None:
+        return ["No record yet: `benchmarks/steps.py --models falcon mixtral`, on a GPU."]
+    rows = []
+    for m in record["models"].values():
+        ms, off = m["ms"], m["largest_difference"]
+        ways = m["reach"]
+        rows.append((
+            m["what"], m["library"], f"{ms['stock']:.1f}", f"{ms['tf32']:.1f}",
+            f"{ms['converted']:.1f} ({ms['stock'] / ms['converted']:.2f}x)",
+            *(reach_page.percent(ways[way]["share"])
+              for way in ("convert", "patch", "convert and patch")),
+            reach_page.left(ways["convert and patch"]),
+            f"{m['peak_mib']['converted'] / m['peak_mib']['stock']:.2f}",
+            f"{off['converted']:.0e}, {off['tf32']:.0e}",
+        ))  # fmt: skip
+    head = ("model", "library", "stock", "TF32", "convert inside patch", "reached by convert",
+            "by patch", "by both", "torch's own", "memory", "losses off, TF32's")  # fmt: skip
+    return table(head, rows)
+
+
 def error_table() -> list[str]:
     """Errors on normal data by depth."""
     names = {"chain": '`"ieee"` (one chain)', "torch.mm": "torch FP32", "sgemm": '`"fp32"`',
@@ -597,6 +627,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
     "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
+    "steps-moe": library_step_table,
     "errors": error_table, "data": data_table, "reach": reach_table,
     "reach-in-words": reach_in_words, "peers": peer_table, "examples": example_table,
     "examples-chart": example_chart, "examples-details": example_details,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,28 +12,53 @@ import torch
 
 import xgemm_torch
 
-FOLDER = Path(xgemm_torch.__file__).resolve().parents[1] / "benchmarks"
-sys.path.insert(0, str(FOLDER))
+ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
+FOLDERS = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
+sys.path[:0] = FOLDERS
 try:
+    import from_transformers
+    import make_readme
+    import provenance
+    import recording
+    import records
+    import report
     import steps
     import workloads
 finally:
-    sys.path.remove(str(FOLDER))
+    for folder in FOLDERS:
+        sys.path.remove(folder)
 
 NAMES = list(workloads.WORKLOADS)
+LIBRARYS = list(from_transformers.MODELS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def small(name):
+    """A model in small sizes, and its test only where its library is."""
+    workload = steps.MODELS[name].small()
+    if workload.package:
+        pytest.importorskip(workload.package)
+    return workload
+
+
+def jobs_of(name, ways=steps.WAYS):
+    """A job for each way; patches take products of any size."""
+    made = {way: steps.Job(small(name), way, "cpu", compiled=False) for way in ways}
+    if name in LIBRARYS:
+        assert isinstance(made["converted"].patch, xgemm_torch.Patch)
+        made["converted"].patch = xgemm_torch.patch(min_flops=0)
+    return made
+
+
+@pytest.mark.parametrize("name", [*NAMES, *LIBRARYS])
 def test_every_way_takes_the_same_steps(name):
-    workload = workloads.WORKLOADS[name].small()
     losses = {}
-    for way in ("stock", "converted"):
-        job = steps.Job(workload, way, "cpu", compiled=False)
+    for way, job in jobs_of(name).items():
         before = [p.detach().clone() for p in job.model.parameters()]
         losses[way] = [float(job.step()) for _ in range(3)]
         assert not any(map(torch.equal, before, job.model.parameters()))
     assert min(losses["stock"]) > 0
-    torch.testing.assert_close(losses["converted"], losses["stock"], rtol=1e-5, atol=1e-6)
+    for way in steps.WAYS[1:]:
+        torch.testing.assert_close(losses[way], losses["stock"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,12 +75,117 @@ def test_flop_of_layers_alone():
     assert steps.product_flop(job) == 11 * 2 * 16 * 32 * 32
 
 
+def flop_of_layers(model, tokens, share_of_experts):
+    """Three products a matrix, forward and backward, by all tokens or by an expert's share.
+
+    Mixtral's embedding is no factor; Falcon's is its head, too.
+    """
+    matrices = {
+        name: p.numel() for name, p in model.named_parameters()
+        if p.dim() > 1 and "embed_tokens" not in name
+    }  # fmt: skip
+    share = {name: share_of_experts if ".experts" in name else 1 for name in matrices}
+    return sum(3 * 2 * tokens * share[name] * count for name, count in matrices.items())
+
+
+@pytest.mark.parametrize("name, share_of_experts", [("mixtral", 2 / 4), ("falcon", 1)])
+def test_a_librarys_model_is_reached(name, share_of_experts):
+    jobs = jobs_of(name)
+    s = jobs["stock"].workload.sizes
+    layers = flop_of_layers(jobs["stock"].model, s.batch * s.length, share_of_experts)
+    found = steps.reached(jobs["stock"], jobs["converted"], 0)
+    assert list(found) == ["convert", "patch", "convert and patch"]
+    flops = {way["flops"] for way in found.values()}
+    convert, patch, both = (way["share"] * way["flops"] for way in found.values())
+    # Rotary embeddings have a small product in some versions.
+    if name == "mixtral":  # all but attention, which is one operator, in some versions not counted
+        assert both == patch == pytest.approx(layers, rel=1e-4)
+        left = sum(found["patch"]["left"].values())
+        assert left == pytest.approx(found["patch"]["flops"] - layers, rel=1e-2)
+    else:  # torch has no operator for attention whose heads share keys, and multiplies matrices
+        assert both == patch == max(flops) and convert == layers
+    counted = steps.product_flop(jobs["stock"])
+    assert counted == pytest.approx(both, rel=1e-4)
+    assert jobs["converted"].patch.taken == 0  # the job's own patch is back, and has seen nothing
+
+
+def test_experts_products_are_of_groups():
+    jobs = jobs_of("mixtral")
+    if not hasattr(jobs["stock"].model, "set_experts_implementation"):
+        pytest.skip("this transformers has a layer for each expert's product")
+    found = steps.reached(jobs["stock"], jobs["converted"], 0)
+    # Two layers, two products each, and two gradients of each; converted, the rest is layers'.
+    groups = 2 * 2 * 3
+    assert [way["taken"].get("_grouped_mm") for way in found.values()] == [None, groups, groups]
+    assert found["convert"]["share"] < 0.5 < 0.9 < found["convert and patch"]["share"]
+    assert found["convert and patch"]["taken"]["xgemm.sgemm"] == (2 * 4 + 1) * 3
+    assert "xgemm.sgemm" not in found["patch"]["taken"]
+    assert "grouped_mm" in from_transformers.library(small("mixtral"), jobs["stock"].model)
+
+
+def test_layers_of_a_class_of_falcons_own_are_converted():
+    jobs = jobs_of("falcon")
+    found = steps.reached(jobs["stock"], jobs["converted"], 0)
+    assert found["convert"]["taken"] == {"xgemm.sgemm": (2 * 4 + 1) * 3}
+
+
+def test_what_is_made_here_is_reached_by_convert():
+    jobs = {way: steps.Job(small("mlp"), way, "cpu", compiled=False) for way in steps.WAYS}
+    found = steps.reached(jobs["stock"], jobs["converted"], 0)
+    assert list(found) == ["convert", "patch"]
+    assert all(way["share"] == 1 and way["flops"] == 11 * 2 * 16 * 32 * 32
+               for way in found.values())  # fmt: skip
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """What main asks of one; a model's measurement is its name."""
+    monkeypatch.setattr(recording, "require_yardstick", lambda who: None)
+    monkeypatch.setattr(provenance, "facts", dict)
+    monkeypatch.setattr(steps.timing, "heat", lambda seconds: None)
+    monkeypatch.setattr(steps, "measure", lambda workload, **_: {"name": workload.name})
+    monkeypatch.setattr(steps, "table", lambda record: "")
+
+
+def absent(sizes):
+    raise ModuleNotFoundError("No module named 'elsewhere'\nmore")
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_a_model_whose_library_is_not_there_is_left_out(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "steps.json"
+    elsewhere = replace(workloads.WORKLOADS["mlp"], package="elsewhere", make=absent)
+    monkeypatch.setitem(steps.MODELS, "mixtral", elsewhere)
+    assert steps.main(["--json", str(path), "--models", "mixtral", "mlp"]) == 0
+    why = "elsewhere: ModuleNotFoundError: No module named 'elsewhere'"
+    assert f"steps: mixtral is left out: {why}\n" in capsys.readouterr().err
+    record = records.read(path)
+    assert record["models"] == {"mlp": {"name": "mlp"}} and record["finished"]
+    assert record["left_out"] == {"mixtral": why}
+    with pytest.raises(SystemExit, match="no model is left"):
+        steps.main(["--json", str(path), "--models", "mixtral"])
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_models_of_libraries_are_measured_where_they_are_named(tmp_path, capsys):
+    path = tmp_path / "steps.json"
+    assert steps.main(["--json", str(path)]) == 0
+    assert list(records.read(path)["models"]) == NAMES
+    with pytest.raises(SystemExit):
+        steps.main(["--json", str(path), "--compile", "--models", "mlp", "falcon"])
+    assert "--compile: not of falcon" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "kernel, family",
     [
         ("void xgemm::cuda::wgmma_kernel<(xgemm::Half)0, 128, 2, 7>(xgemm::WgmmaJob)",
          "products of limbs"),
         ("void xgemm::cuda::decompose_kernel<(xgemm::Half)0, 128, 4, 0, 1>(", "decompositions"),
+        ("void xgemm::cuda::decompose_groups<(xgemm::Half)0, 128>(", "decompositions"),
+        ("void xgemm::cuda::plan_groups(xgemm::GroupsJob)", "decompositions"),
+        ("void xgemm::cuda::wgmma_kernel<(xgemm::Half)0, 128, 2, 7, xgemm::GroupedJob>",
+         "products of limbs"),
         ("void xgemm::cuda::recompute<128, true, false>(xgemm::RecomputeJob)", "recomputed"),
         ("void xgemm::cuda::split_k<...>(xgemm::Gemm)", "strict products"),
         ("void xgemm::cuda::gemv_kernel<...>(xgemm::Gemm)", "strict products"),
@@ -67,20 +198,66 @@ def test_families_of_kernels(kernel, family):
     assert steps.family_of(kernel) == family
 
 
-def test_shows_a_record(tmp_path, capsys):
+def made_up():
+    """A record of a model that is made here, and of a library's."""
     model = {
         "what": "a model", "ms": {"stock": 30.0, "tf32": 12.0, "converted": 15.0},
         "peak_mib": {"stock": 100.0, "tf32": 100.0, "converted": 104.0},
         "losses": {}, "largest_difference": {"tf32": 1e-3, "converted": 1e-6}, "need_ms": 9.0,
         "families_ms": dict.fromkeys((*steps.FAMILIES, steps.REST), 1.0), "kernels_ms": {},
     }  # fmt: skip
-    record = {"facts": {"device": "a GPU"}, "compiled": False, "models": {"mlp": model}}
+    shares = {"flops": 1000, "unknown": 0, "left": {"attention": 43}, "taken": {}}
+    reach = {"convert": {**shares, "share": 0.29}, "patch": {**shares, "share": 0.957},
+             "convert and patch": {**shares, "share": 0.957}}  # fmt: skip
+    other = {**model, "reach": reach, "library": "transformers 5.24.0, experts by grouped_mm"}
+    return {"facts": {"device": "a GPU"}, "compiled": False,
+            "models": {"mlp": model, "mixtral": other}, "finished": True}  # fmt: skip
+
+
+def test_shows_a_record(tmp_path, capsys):
     path = tmp_path / "steps.json"
+    record = made_up()
     path.write_text(json.dumps(record))
     assert steps.main(["--show", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "2.00" in shown and "1.04" in shown
+    assert "2.00" in shown and "reached" in shown and "95.7%" in shown
+    del record["models"]["mixtral"]  # a record of before
+    path.write_text(json.dumps(record))
+    assert steps.main(["--show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2.00" in shown and "1.04" in shown and "reached" not in shown
     for wrong in ([], ["--show", str(path), "--json", str(path)]):
         with pytest.raises(SystemExit):
             steps.main(wrong)
         assert "--json" in capsys.readouterr().err
+
+
+def test_the_report_shows_it(tmp_path):
+    path, page = tmp_path / "2026-01-01-steps-moe.json", tmp_path / "report.html"
+    records.write(path, made_up())
+    (read,) = report.read([path])
+    assert (read.form, read.series) == ("steps", "steps-moe")
+    report.main(["--html", str(page), str(path)])
+    rows = [line for line in page.read_text().splitlines() if line.startswith("<tr><td>a GPU<td>")]
+    (mixtral,) = [line.split("<td>") for line in rows if "<td>eager<td>mixtral" in line]
+    assert "a model; transformers 5.24.0, experts by grouped_mm" in mixtral
+    assert mixtral[mixtral.index("0.957") + 1] == "convert and patch()"
+    (mlp,) = [line.split("<td>") for line in rows if "<td>eager<td>mlp" in line]
+    assert mlp[mlp.index("convert") - 1] == "-"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_page_of_measurements_shows_it(there, monkeypatch):
+    record = made_up()
+    record["models"].pop("mlp")
+    monkeypatch.setattr(make_readme, "library_steps", lambda: record if there else None)
+    lines = make_readme.BLOCKS["steps-moe"]()
+    if not there:
+        assert lines[0].startswith("No record yet")
+        return
+    (cells,) = [line[2:-2].split(" | ") for line in lines[2:]]
+    assert cells[1:8] == [
+        "transformers 5.24.0, experts by grouped_mm", "30.0", "12.0", "15.0 (2.00x)",
+        "29%", "95.7%", "95.7%",
+    ]  # fmt: skip
+    assert cells[8] == "attention 4.3%"
