@@ -11,7 +11,7 @@ random, of a seed. Errors are of sampled rows, beside |A| |B|, in units of 2^-24
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -147,9 +147,9 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or show."""
-    options = recording.parser(__doc__).parse_args()
+    options = recording.parser(__doc__).parse_args(arguments)
     if options.json:
         recording.require_yardstick("grouped")
         began = time.monotonic()

@@ -114,6 +114,7 @@ FORMS = {
     "benches": lambda c: "benches" in c,
     "exercises": lambda c: "exercises" in c,
     "gate": lambda c: "planted" in c and "pairs" in c,
+    "grouped": lambda c: "groups" in c,
 }
 
 
@@ -979,6 +980,10 @@ def headlines(record: Record) -> dict[str, float]:
         ways = {name: e["ways"] for name, e in content["examples"].items()}
         return {f"{name}: stock / converted": w["stock"]["ms"] / w["converted"]["ms"]
                 for name, w in ways.items()}  # fmt: skip
+    if record.form == "grouped":
+        ratios = [p["ms"]["torch"] / p["ms"]["grouped_mm"]
+                  for case in content["groups"] for p in case["products"].values()]  # fmt: skip
+        return {"geometric mean ratio to torch's own": geometric_mean(ratios)}
     if record.form == "peers":
         reached = [b for b in compared(record) if b.ratio is not None and b.peer != TORCH_FP32]
         return {
@@ -1104,6 +1109,29 @@ def solutions(found: Sequence[Record]) -> str:
     return page.table("t-exercises", "Model solutions: bits, then speed", columns, rows)
 
 
+def groups(found: Sequence[Record]) -> str:
+    """Products of groups, as experts', in one launch, group by group, and by torch."""
+    rows = [
+        (record.gpu, case["name"], f"{case['rows']} x {case['k']} x {case['n']}", name,
+         *(entry["ms"][way] for way in ("torch", "by group", "grouped_mm")),
+         entry["ms"]["torch"] / entry["ms"]["grouped_mm"], entry["tflops"],
+         entry["error_u"]["torch"], entry["error_u"]["grouped_mm"])
+        for record in of(found, "grouped")
+        for case in record.content["groups"]
+        for name, entry in case["products"].items()
+    ]  # fmt: skip
+    columns = (
+        choice("GPU"), words("experts"), words("rows x K x N", "sizes"), choice("product"),
+        figures("torch, ms", "torch"), figures("group by group, ms", "each"),
+        figures("grouped_mm, ms", "one"), figures("gain"), figures("TFLOP/s", "tflops"),
+        figures("torch's error, u", "off"), figures("ours, u", "ours"),
+    )  # fmt: skip
+    return page.table(
+        "t-groups", "Products of groups: times with the host's part, largest errors of sampled "
+        "rows", columns, rows,
+    )  # fmt: skip
+
+
 SECTIONS = (
     ("speed", "Speed by size", speeds, ("auto", "rows")),
     ("peers", "Other libraries", peers, ("peers",)),
@@ -1115,6 +1143,7 @@ SECTIONS = (
     ("examples", "Examples", examples, ("examples",)),
     ("stages", "Stages", ladder, ("stages", "compile")),
     ("split-k", "Split-K", split_k, ("split-k",)),
+    ("groups", "Products of groups", groups, ("grouped",)),
     ("benches", "Calls and layers", benches, ("benches",)),
     ("exercises", "Exercises of the course", solutions, ("exercises",)),
     ("gate", "What a comparison of builds finds", gates, ("gate",)),

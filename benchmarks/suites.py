@@ -139,6 +139,7 @@ SUITES = (
           _script("steps"), 107),
     Suite("steps-compiled", "the same under torch.compile, four models",
           _script("steps", "--compile", "--models", "gpt2", "vit", "bert", "mlp"), 167),
+    Suite("grouped", "products of groups, as experts', beside torch's own", _script("grouped"), 15),
     Suite("examples", "the programs of examples/ in three ways, with their errors",
           _examples, EXAMPLES_SECONDS, 40, shortens=True),
     Suite("products", "products by pytest-benchmark: auto, stages, operands hot and cold",

@@ -135,8 +135,9 @@ def row_of(f: Function, tiles: Sequence[Tile]) -> int | None:
 
     ``kernel`` has its row as its first template argument, where that is an integer. Those of
     ``wgmma_kernel`` are its tile's: the type of the limbs, BM, the blocks of a cluster, the buffers
-    (emulated_wgmma.h); where its job is one of groups it helps. ``in_turn`` is for the row that has no slices (26_split_k.cu). Others help: they
-    decompose operands, add up sums, or take over what a stage's own scheme cannot hold.
+    (emulated_wgmma.h); where its job is one of groups it helps. ``in_turn`` is for the row that has
+    no slices (26_split_k.cu). Others help: they decompose operands, add up sums, or take over what
+    a stage's own scheme cannot hold.
     """
     if f.kernel == "kernel":
         return int(f.arguments[0]) if f.arguments and f.arguments[0].isdigit() else 0

@@ -371,6 +371,7 @@ def sources() -> list[str]:
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
                  "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach",
                  *(["steps-moe"] if library_steps() else []),
+                 "grouped",
                  *(["examples"] if examples() else []),
                  *(["peers"] if peers() else [])):  # fmt: skip
         name, record = newest(kind)
@@ -523,6 +524,23 @@ def library_step_table() -> list[str]:
     return table(head, rows)
 
 
+def grouped_table() -> list[str]:
+    """Products of groups, beside torch's own and those made group by group."""
+    rows = []
+    for case in newest("grouped")[1]["groups"]:
+        for name, found in case["products"].items():
+            ms, u = found["ms"], found["error_u"]
+            rows.append((
+                case["name"], f"{case['rows']} x {case['k']} x {case['n']}", name,
+                f"{ms['torch']:.2f}", f"{ms['by group']:.2f}",
+                f"{ms['grouped_mm']:.2f} ({ms['torch'] / ms['grouped_mm']:.2f}x)",
+                f"{u['torch']:.1f}, {u['grouped_mm']:.1f}",
+            ))  # fmt: skip
+    head = ("experts", "rows x K x N", "product", "torch", "group by group", "grouped_mm",
+            "largest error, u: torch's, ours")  # fmt: skip
+    return table(head, rows)
+
+
 def error_table() -> list[str]:
     """Errors on normal data by depth."""
     names = {"chain": '`"ieee"` (one chain)', "torch.mm": "torch FP32", "sgemm": '`"fp32"`',
@@ -627,7 +645,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
     "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
-    "steps-moe": library_step_table,
+    "steps-moe": library_step_table, "grouped": grouped_table,
     "errors": error_table, "data": data_table, "reach": reach_table,
     "reach-in-words": reach_in_words, "peers": peer_table, "examples": example_table,
     "examples-chart": example_chart, "examples-details": example_details,

@@ -236,6 +236,7 @@ def test_its_script_takes_its_arguments(one, tmp_path, capsys):
 def nothing_to_measure(monkeypatch):
     """The suites' scripts do all but measure; each is told of its GPU what `HERE` says."""
     import data
+    import grouped
     import h200
     import peers
     import provenance
@@ -261,9 +262,10 @@ def nothing_to_measure(monkeypatch):
         (data, "remarks", lambda record: []),
         (steps, "measure", lambda *_, **__: {}),
         (run_examples, "measure", lambda *_: {}),
+        (grouped, "measured", lambda *_: {"products": {}}),
         (peers, "load", lambda *_: ([], {})),
         (peers, "run", lambda *_, **__: True),
-        *((script, "table", lambda record: "") for script in (data, steps, run_examples, peers)),
+        *((script, "table", lambda record: "") for script in (data, steps, run_examples, grouped, peers)),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
 

@@ -21,9 +21,10 @@ from .registry import stages
 
 _OUT = torch.ops.xgemm.sgemm.out
 _OP = torch.ops.xgemm.grouped_mm.default
-# On a GPU whose groups have few rows, and matrices so many bytes, what is made group by group
-# reads each matrix once, and is quicker than limbs of all of them.
-_FEW_ROWS, _LARGE_BYTES = 64, 48 << 20
+# Of fewer rows a group, and matrices of more bytes, going group by group is quicker: it reads each
+# matrix once, and does not make limbs of all. On an H100 8 experts of 2 rows and 235 MB take 0.7 ms
+# so, and 1.9 in one launch; 64 of 16 rows and 4 MB take 5.1 and 0.42.
+_FEW_ROWS, _LARGE_BYTES = 64, 96 << 20
 
 
 @functools.cache
