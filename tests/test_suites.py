@@ -265,7 +265,8 @@ def nothing_to_measure(monkeypatch):
         (grouped, "measured", lambda *_: {"products": {}}),
         (peers, "load", lambda *_: ([], {})),
         (peers, "run", lambda *_, **__: True),
-        *((script, "table", lambda record: "") for script in (data, steps, run_examples, grouped, peers)),
+        *((script, "table", lambda record: "")
+          for script in (data, steps, run_examples, grouped, peers)),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
 
