@@ -73,8 +73,7 @@ std::vector<std::string> known_places();
 
 // Runs a stage of the emulator with every access of its kernels watched: anything but the
 // operands and the workspace is out of bounds. Throws std::runtime_error for what the kernel does
-// wrong. `packed_b` and what follows: as
-// in Context.
+// wrong. `packed_b` and what follows: as in Context.
 void run_watched(const Stage& stage, const Gemm& g, void* packed_b = nullptr,
                  float* row_sums = nullptr, const Groups& groups = {});
 // The same for Stage::pack.

@@ -1,24 +1,19 @@
-// Tensors -> Gemm: the checks, the device, the stream, the workspace. With module.cpp the only code
-// that knows torch, and that through LibTorch's stable ABI alone, so that one library serves every
-// torch from 2.10 on, CPU and CUDA builds.
+// Tensors -> Gemm: the checks, the device, the stream, the workspace. With its neighbours in this
+// room the only code that knows torch.
 #include "ops.h"
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "binding.h"
 #include "emulator/simt_control.h"
 #include "xgemm/core/split_k.h"
 #include "xgemm/core/tile_scheduler.h"
@@ -26,8 +21,10 @@
 #include "xgemm/dispatch/recent.h"
 #include "xgemm/dispatch/select.h"
 #include "xgemm/dispatch/tuned_cache.h"
-#include "xgemm/emulation/recompute_counter.h"
 #include "xgemm/reference/ieee.h"
+#if XGEMM_WITH_CUDA
+#include "xgemm/device/device.h"
+#endif
 
 // Since torch 2.12, which the stable ABI of 2.10 does not declare: null where they are missing.
 extern "C" AOTITorchError torch_library_def_with_tags(TorchLibraryHandle self, const char* schema,
@@ -38,28 +35,9 @@ extern "C" int32_t torch_tag_pt2_compliant_tag();
 #pragma weak torch_tag_flexible_layout
 #pragma weak torch_tag_pt2_compliant_tag
 
-#if XGEMM_WITH_CUDA
-#include "xgemm/device/device.h"
-
-// In libtorch_cuda, which a CPU build of torch lacks: weak, so that the library loads there all the
-// same.
-extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
-                                                             void** ret_stream);
-#pragma weak aoti_torch_get_current_cuda_stream
-#endif
-
 namespace xgemm {
 namespace {
 
-using torch::stable::Tensor;
-using torch::stable::detail::from;
-using torch::stable::detail::to;
-
-// Of torch's ScalarType; fixed by its serialization format.
-constexpr int kUint8 = 0, kInt32 = 3, kFloat32 = 6;
-constexpr const char* kTypes[] = {
-    "uint8",     "int8",      "int16",      "int32", "int64", "float16", "float32", "float64",
-    "complex32", "complex64", "complex128", "bool",  "qint8", "quint8",  "qint32",  "bfloat16"};
 constexpr const char* kActivations[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
 
 // The arguments of every operator, in its schema's order.
@@ -71,88 +49,6 @@ struct Arguments {
   std::string precision, kernel, activation;
   std::optional<Tensor> packed;
 };
-
-// The three axes of an operand, its batch axis having size 1 and stride 0 where it has none.
-struct Shape {
-  std::array<int64_t, 3> size{1, 1, 1}, stride{0, 0, 0};
-};
-
-template <class... T>
-[[noreturn]] void bad(const std::string& op, const T&... parts) {
-  std::ostringstream text;
-  text << op << ": ";
-  (text << ... << parts);
-  throw std::invalid_argument(text.str());
-}
-
-std::string shape_of(const Tensor& t) {
-  std::string text = "(";
-  for (int64_t i = 0; i < t.dim(); ++i) text += (i ? ", " : "") + std::to_string(t.size(i));
-  return text + (t.dim() == 1 ? ",)" : ")");
-}
-
-std::string device_of(const Tensor& t) {
-  return t.is_cpu() ? "cpu"
-                    : (t.is_cuda() ? "cuda:" : "device ") + std::to_string(t.get_device_index());
-}
-
-void check_tensor(const std::string& op, const char* name, const Tensor& t, const Tensor& a,
-                  int wanted = kFloat32) {
-  int32_t type = 0, layout = 0, device = 0, device_a = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(t.get(), &layout));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &device));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(a.get(), &device_a));
-  if (layout != aoti_torch_layout_strided()) bad(op, name, " must be a dense (strided) tensor");
-  if (type != wanted) {
-    const bool known = type >= 0 && type < static_cast<int>(std::size(kTypes));
-    bad(op, name, " must be ", kTypes[wanted], ", got ", known ? kTypes[type] : "another dtype");
-  }
-  if (device != device_a || t.get_device_index() != a.get_device_index())
-    bad(op, "a is on ", device_of(a), ", ", name, " is on ", device_of(t),
-        "; all operands must be on one device");
-}
-
-// A storage can be resized under its views, as FSDP frees a parameter's between uses: t's must
-// still hold the last element that t reaches. Two calls of the stable ABI, some 10 ns.
-void check_storage(const std::string& op, const char* name, const Tensor& t, const Shape& s,
-                   int64_t element_bytes = sizeof(float)) {
-  int64_t bytes = 0, last = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(t.get(), &last));
-  for (size_t axis = 0; axis < 3; ++axis) {
-    if (s.size[axis] == 0) return;
-    last += (s.size[axis] - 1) * s.stride[axis];
-  }
-  if (bytes / element_bytes <= last)
-    bad(op, name, "'s storage has ", bytes, " bytes, its view needs ", (last + 1) * element_bytes,
-        ": was it freed (untyped_storage().resize_(0))?");
-}
-
-// The axes of a tensor of up to 3, aligned at the last one.
-Shape axes_of(const Tensor& t) {
-  const int64_t dim = t.dim();
-  Shape s;
-  for (int64_t i = 0; i < dim; ++i) {
-    s.size[static_cast<size_t>(3 - dim + i)] = t.size(i);
-    s.stride[static_cast<size_t>(3 - dim + i)] = t.stride(i);
-  }
-  return s;
-}
-
-Shape matrix(const std::string& op, const char* name, const Tensor& t) {
-  const int64_t dim = t.dim();
-  if (dim != 2 && dim != 3) bad(op, name, " must have 2 or 3 dimensions, got shape ", shape_of(t));
-  const Shape s = axes_of(t);
-  check_storage(op, name, t, s);
-  return s;
-}
-
-View<const float> view(const Tensor& t, const Shape& s, bool transpose) {
-  const View<const float> v{static_cast<const float*>(t.const_data_ptr()), s.stride[1], s.stride[2],
-                            s.size[0] == 1 ? 0 : s.stride[0]};
-  return transpose ? v.transposed() : v;
-}
 
 // c broadcast to (batch, m, n), aligned at the last axis as everywhere in torch; where beta is 0 it
 // is not read, and none.
@@ -228,34 +124,6 @@ Act activation(const std::string& op, const std::string& name) {
   for (size_t i = 0; i < std::size(kActivations); ++i)
     if (name == kActivations[i]) return static_cast<Act>(i);
   bad(op, "no activation named '", name, "'; there are: none, relu, gelu, gelu_tanh, silu");
-}
-
-constexpr const char* kRowSumsOp = "sgemm_row_sums";
-// Products of groups (core/groups.h).
-constexpr const char* kGroupedOp = "grouped_mm";
-
-// The stage that `kernel` (on sgemm) or the operator itself names, or null for auto.
-const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour) {
-  const bool any = op == "sgemm" || op == "prepack" || op == kRowSumsOp || op == kGroupedOp;
-  if (!any && kernel != "auto" && kernel != op)
-    bad(op, "kernel must be 'auto' or '", op, "' here, got '", kernel,
-        "'; torch.ops.xgemm.sgemm takes any");
-  const std::string& name = any ? kernel : op;
-  if (name == "auto") return nullptr;
-  if (const Stage* s = find_stage(flavour, name)) return s;
-  for (const Flavour each : {flavour, Flavour::host})
-    if (const StageFault* f = find_fault(each, name))
-      throw std::runtime_error(op + ": " + name + " is left out of this build: " + f->why);
-  if (find_stage(Flavour::host, name))
-    throw std::runtime_error(
-        op + ": this build of xgemm_torch has no CUDA kernels" +
-        (stages(Flavour::cuda).empty()
-             ? ", so " + name + " runs on CPU tensors only; rebuild where nvcc is found"
-             : " of " + name + "; rebuild for this GPU") +
-        " (python -m xgemm_torch info)");
-  std::string names = "auto";
-  for (const Stage& s : stages(Flavour::host)) names += ", " + s.name;
-  bad(op, "no kernel named '", name, "'; there are: ", names);
 }
 
 // A finite number that has no float is refused: as an infinity it would make NaNs of zeros.
@@ -348,19 +216,6 @@ float* room_for(RowSums* sums, const Stage& stage, const Gemm& g, const Tensor& 
   return static_cast<float*>((*sums)->mutable_data_ptr());
 }
 
-// A view of a tensor of floats: its matrices, or only the first one.
-template <class Float>
-Tensor view_of(const Tensor& t, const View<Float>& v, std::array<int64_t, 3> size, bool batched) {
-  const std::array<int64_t, 3> stride{v.bs, v.rs, v.cs};
-  // From the tensor's own offset, not from its storage's start.
-  const int64_t further = v.data - static_cast<const float*>(t.const_data_ptr());
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(t.get(), batched ? 3 : 2, size.data() + !batched,
-                                     stride.data() + !batched, further, &handle));
-  return Tensor(handle);
-}
-
 // ATen's BLAS on views of the operands; `act` is left to the caller.
 void run_blas(const Gemm& g, const Arguments& x, const Tensor& out) {
   const bool batched = out.dim() == 3;
@@ -396,47 +251,7 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
                               });
 }
 
-// Uninitialised bytes from torch's allocator, on the device of `like`; none where it has not so
-// many.
-std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes) {
-  if (bytes > static_cast<size_t>(INT64_MAX)) return std::nullopt;
-  const auto size = static_cast<int64_t>(bytes), stride = int64_t{1};
-  int32_t device = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(1, &size, &stride, kUint8, device, like.get_device_index(),
-                               &handle) != AOTI_TORCH_SUCCESS)
-    return std::nullopt;
-  return Tensor(handle);
-}
-
 #if XGEMM_WITH_CUDA
-// What a launch on the device of `t` needs to know; that device must be the current one.
-Context context_of(const Tensor& t) {
-  const int32_t index = t.get_device_index();
-  Context context{.device = cuda_device(index),
-                  .slab_bytes = slab_bytes_of_all(),
-                  .recomputed = recompute_counter(index)};
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &context.stream));
-  return context;
-}
-
-// A workspace for the context, kept until the launches are enqueued; false where there is no memory
-// for it.
-bool allocate(const Stage& stage, const Gemm& g, const Tensor& like, Context& context,
-              std::optional<Tensor>& workspace) {
-  context.workspace_bytes = workspace_of(stage, g, context);
-  if (!context.workspace_bytes) return true;
-  workspace = new_bytes(like, context.workspace_bytes);
-  if (workspace) context.workspace = workspace->mutable_data_ptr();
-  return workspace.has_value();
-}
-
-[[noreturn]] void no_memory(const std::string& op, const std::string& what, size_t bytes,
-                            const Tensor& like, const char* advice) {
-  throw std::runtime_error(op + ": " + what + " of " + std::to_string(bytes) + " bytes, and " +
-                           device_of(like) + " has no memory for it" + advice);
-}
 
 void run_cuda(const std::string& op, const Gemm& g, const Arguments& x, RowSums* row_sums) {
   const torch::stable::accelerator::DeviceGuard guard(x.a.get_device_index());
@@ -502,13 +317,6 @@ void pack_cuda(const Stage& stage, const Gemm& g, const Tensor& b, const Tensor&
   cuda_check_launch(stage.name.c_str());
 }
 #endif
-
-[[noreturn]] void no_cuda(const std::string& op) {
-  throw std::runtime_error(
-      op +
-      ": this build of xgemm_torch has no CUDA kernels; rebuild where nvcc is found "
-      "(python -m xgemm_torch info says what was built)");
-}
 
 void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, const Shape& s,
          RowSums* row_sums = nullptr) {
@@ -655,131 +463,6 @@ void row_sums_op(StableIValue* stack, uint64_t, uint64_t) {
   }
   stack[0] = from(out);
   stack[1] = from(*sums);
-}
-
-// Where b is cut along its columns, the transposed result is cut along its rows.
-struct Grouped {
-  Gemm g;
-  Groups groups;
-  std::array<int64_t, 3> size;  // of the result
-  bool turned = false;
-};
-Grouped describe_groups(const Tensor& a, const Tensor& b, const Tensor& offs) {
-  const std::string op = kGroupedOp;
-  check_tensor(op, "a", a, a);
-  check_tensor(op, "b", b, a);
-  if (!a.is_cpu() && !a.is_cuda())
-    bad(op, "a is on ", device_of(a), "; cpu and cuda are supported");
-  check_tensor(op, "offs", offs, a, kInt32);
-  if (offs.dim() != 1 || (offs.numel() > 1 && offs.stride(0) != 1))
-    bad(op, "offs must have 1 dimension and lie dense, got shape ", shape_of(offs));
-  check_storage(op, "offs", offs, axes_of(offs));
-  const auto dims = std::pair(a.dim(), b.dim());
-  const bool of_k = dims == std::pair<int64_t, int64_t>(2, 2);
-  const bool turned = dims == std::pair<int64_t, int64_t>(3, 2);
-  if (!of_k && !turned && dims != std::pair<int64_t, int64_t>(2, 3))
-    bad(op, "a and b must have 2 and 3, 3 and 2, or 2 and 2 dimensions, got shapes ", shape_of(a),
-        " and ", shape_of(b));
-  const Shape x = matrix(op, "a", a), y = matrix(op, "b", b);
-  if (x.size[2] != y.size[1])
-    bad(op, "inner sizes differ: a is ", shape_of(a), ", b is ", shape_of(b));
-  Grouped r;
-  r.turned = turned;
-  r.groups = {static_cast<const int32_t*>(offs.const_data_ptr()), of_k};
-  Gemm& g = r.g;
-  g.m = x.size[1], g.n = y.size[2], g.k = x.size[2], g.batch = offs.numel();
-  const int64_t matrices = turned ? x.size[0] : y.size[0];
-  if (!of_k && matrices != g.batch)
-    bad(op, "offs has ", g.batch, " ends, ", turned ? "a" : "b", " has ", matrices, " matrices");
-  r.size = {of_k ? g.batch : 1, g.m, g.n};
-  g.a = view(a, x, false), g.b = view(b, y, false);
-  g.match_single_chain_overflow = true;
-  return r;
-}
-
-// Rows of the result begin at multiples of 16 bytes, as torch's do.
-Tensor new_grouped(const Tensor& like, Grouped& r) {
-  const bool batched = r.groups.of_k;
-  const int64_t row = std::max<int64_t>(ceil_div(r.g.n, 4) * 4, 1);
-  const std::array<int64_t, 3> stride{std::max<int64_t>(r.g.m, 1) * row, row, 1};
-  int32_t device = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(batched ? 3 : 2, r.size.data() + !batched,
-                                                  stride.data() + !batched, kFloat32, device,
-                                                  like.get_device_index(), &handle));
-  const Tensor out(handle);
-  r.g.d = {static_cast<float*>(out.mutable_data_ptr()), row, 1, batched ? stride[0] : 0};
-  if (r.turned) r.g = transposed(r.g);
-  return out;
-}
-
-// Group by group by ATen's BLAS.
-void run_groups_blas(const Grouped& r, const Tensor& a, const Tensor& b, const Tensor& out) {
-  std::vector<int32_t> first{0};
-  const int64_t all = r.groups.of_k ? r.g.k : r.g.m;
-  for (int64_t z = 0; z < r.g.batch; ++z)
-    first.push_back(static_cast<int32_t>(
-        std::max<int64_t>(first.back(), std::min<int64_t>(r.groups.ends[z], all))));
-  const GroupTable table{.first = first.data(), .of_k = r.groups.of_k};
-  for (int64_t z = 0; z < r.g.batch; ++z) {
-    const Gemm g = table.problem(r.g, z);
-    if (g.m == 0) continue;
-    const Tensor d = view_of(out, g.d, {1, g.m, g.n}, false);
-    TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(
-        d.get(), d.get(), view_of(r.turned ? b : a, g.a, {1, g.m, g.k}, false).get(),
-        view_of(r.turned ? a : b, g.b, {1, g.k, g.n}, false).get(), 0., 1.));
-  }
-}
-
-#if XGEMM_WITH_CUDA
-// The stage that takes groups on this device, or null.
-const Stage* grouping_stage(const Gemm& g, const Device& device) {
-  for (const Stage& s : stages(Flavour::cuda))
-    if (s.takes_groups && can_implement(s, g, device)) return &s;
-  return nullptr;
-}
-
-void run_groups_cuda(const Grouped& r, const Tensor& a, const Stage* stage) {
-  const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
-  Context context = context_of(a);
-  context.groups = r.groups;
-  if (stage) require(*stage, r.g, context.device);
-  else stage = grouping_stage(r.g, context.device);
-  if (!stage)
-    bad(kGroupedOp, "no stage of this build takes groups on compute capability ", context.device.sm,
-        "; torch._grouped_mm and sgemm, group by group, do");
-  std::optional<Tensor> workspace;
-  if (!allocate(*stage, r.g, a, context, workspace))
-    no_memory(kGroupedOp, stage->name + " needs a workspace", context.workspace_bytes, a, "");
-  stage->run(r.g, context);
-  cuda_check_launch(stage->name.c_str());
-}
-#endif
-
-Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offs, const std::string& kernel) {
-  const std::string op = kGroupedOp;
-  Grouped r = describe_groups(a, b, offs);
-  const Stage* const stage = named(op, kernel, a.is_cpu() ? Flavour::host : Flavour::cuda);
-  if (stage && !stage->takes_groups) {
-    std::string names;
-    for (const Stage& s : stages(Flavour::host))
-      if (s.takes_groups) names += (names.empty() ? "" : ", ") + s.name;
-    bad(op, stage->name, " takes no groups; stages that do: ", names);
-  }
-  const Tensor out = new_grouped(a, r);
-  if (r.g.batch == 0 || r.g.m == 0 || r.g.n == 0) return out;
-  if (a.is_cpu()) {
-    if (stage) simt::run_watched(*stage, r.g, nullptr, nullptr, r.groups);
-    else run_groups_blas(r, a, b, out);
-    return out;
-  }
-#if XGEMM_WITH_CUDA
-  run_groups_cuda(r, a, stage);
-  return out;
-#else
-  no_cuda(op);
-#endif
 }
 
 void grouped_op(StableIValue* stack, uint64_t, uint64_t) {

@@ -1,4 +1,4 @@
-// Products of groups, as those of a model's experts: the groups' rows of D, or their shares of K,
+// Products of groups, as those of a model's experts: the groups' rows of D, or their parts of K,
 // lie one after another, and where each ends is known on the device alone.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace xgemm {
 // A and D, or A and B, have a batch stride of 0.
 struct Groups {
   const int32_t* ends = nullptr;  // on the device, one a group; null: there are none
-  bool of_k = false;              // they share out K, and not the rows of D
+  bool of_k = false;              // they partition K, and not the rows of D
 
   explicit operator bool() const { return ends != nullptr; }
 };

@@ -19,6 +19,7 @@ XGEMM_HD int64_t first_slice_of(const GroupTable& groups, int64_t z) {
   return groups.of_k ? groups.first[z] / kSliceK + z : 0;
 }
 
+// What the table is made of.
 struct GroupsJob {
   const int32_t* ends = nullptr;
   bool from_zero = true;  // else the group before ends where the first one begins
@@ -178,7 +179,8 @@ struct GroupedRecomputeJob : OfGroups<RecomputeJob> {
 
 // Limbs of more than Context::slab_bytes are made and multiplied part by part in the same room:
 // groups of rows in runs of groups, since B is the larger operand; groups of K in runs of rows of A
-// or of columns of B, whichever are more.
+// or of columns of B, whichever are more. Of ends that do not ascend, groups of two runs may have
+// rows in common, of which the later run's stay.
 struct GroupedParts {
   bool of_k = false, of_a = false;
   int64_t each = 0, count = 1;  // groups, rows or columns of a part

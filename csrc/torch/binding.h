@@ -1,0 +1,96 @@
+// What the operators' files have in common: checks of tensors, views of them, and what a launch
+// needs to know of torch. Through LibTorch's stable ABI alone, so that one library serves every
+// torch from 2.10 on, CPU and CUDA builds.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "xgemm/core/stage.h"
+
+namespace xgemm {
+
+using torch::stable::Tensor;
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+
+// Operators that take any stage, beside sgemm and prepack.
+constexpr const char* kRowSumsOp = "sgemm_row_sums";
+constexpr const char* kGroupedOp = "grouped_mm";
+
+// Of torch's ScalarType; fixed by its serialization format.
+constexpr int kUint8 = 0, kInt32 = 3, kFloat32 = 6;
+
+// The three axes of an operand, its batch axis having size 1 and stride 0 where it has none.
+struct Shape {
+  std::array<int64_t, 3> size{1, 1, 1}, stride{0, 0, 0};
+};
+
+template <class... T>
+[[noreturn]] void bad(const std::string& op, const T&... parts) {
+  std::ostringstream text;
+  text << op << ": ";
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+std::string shape_of(const Tensor& t);
+std::string device_of(const Tensor& t);
+
+// That it is a dense tensor of the wanted type, on the device of `a`.
+void check_tensor(const std::string& op, const char* name, const Tensor& t, const Tensor& a,
+                  int wanted = kFloat32);
+// That its storage, which can be resized under its views, as FSDP frees a parameter's between uses,
+// still holds the last element that it reaches.
+void check_storage(const std::string& op, const char* name, const Tensor& t, const Shape& s,
+                   int64_t element_bytes = sizeof(float));
+
+// The axes of a tensor of up to 3, aligned at the last one; those of an operand, which is checked.
+Shape axes_of(const Tensor& t);
+Shape matrix(const std::string& op, const char* name, const Tensor& t);
+View<const float> view(const Tensor& t, const Shape& s, bool transpose);
+
+// A view of a tensor of floats: its matrices, or only the first one.
+template <class Float>
+Tensor view_of(const Tensor& t, const View<Float>& v, std::array<int64_t, 3> size, bool batched) {
+  const std::array<int64_t, 3> stride{v.bs, v.rs, v.cs};
+  // From the tensor's own offset, not from its storage's start.
+  const int64_t further = v.data - static_cast<const float*>(t.const_data_ptr());
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(t.get(), batched ? 3 : 2, size.data() + !batched,
+                                     stride.data() + !batched, further, &handle));
+  return Tensor(handle);
+}
+
+// The stage that `kernel` (of an operator that takes any) or the operator itself names, or null for
+// auto.
+const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour);
+
+// Uninitialised bytes from torch's allocator, on the device of `like`; none where it has not so
+// many.
+std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes);
+
+#if XGEMM_WITH_CUDA
+// What a launch on the device of `t` needs to know; that device must be the current one.
+Context context_of(const Tensor& t);
+// A workspace for the context, kept until the launches are enqueued; false where there is no memory
+// for it.
+bool allocate(const Stage& stage, const Gemm& g, const Tensor& like, Context& context,
+              std::optional<Tensor>& workspace);
+[[noreturn]] void no_memory(const std::string& op, const std::string& what, size_t bytes,
+                            const Tensor& like, const char* advice);
+#endif
+[[noreturn]] void no_cuda(const std::string& op);
+
+// The operator kGroupedOp.
+Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offs, const std::string& kernel);
+
+}  // namespace xgemm
