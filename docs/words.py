@@ -17,7 +17,7 @@ ARGUMENTS = {
     "kType": "the limbs' type",
     "BM": "rows of a block's tile",
     "kCluster": "blocks of a cluster",
-    "kBuffers": "stages of the ring",
+    "kBuffers": "slots of the ring",
     "Job": "what a launch is given: a batch, or groups",
 }
 

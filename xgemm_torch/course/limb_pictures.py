@@ -28,11 +28,11 @@ GUIDE = (
     "limbs that it is decomposed into, each with its sign; a cell is a bit, in the column of the "
     "power of two that it stands for. Each limb is what is left, rounded to nearest. The last row "
     "is what all of them leave out.",
-    "- **Ring.** Time goes to the right, in instructions of the tensor cores; a row is a stage of "
+    "- **Ring.** Time goes to the right, in instructions of the tensor cores; a row is a slot of "
     "the ring. Grey: a slice is on its way there; then the products of its first limbs (orange, "
-    "sum P) and all others (blue, sum Q). Below, P is added to C (green) while the tensor cores "
-    "make Q. That order is the source's; how long a fetch takes is not known, and drawn as short "
-    "as can be.",
+    "`acc_hi`) and all others (blue, `acc_corr`). Below, `acc_hi` is added to `acc` (green) while "
+    "the tensor cores make `acc_corr`. That order is the source's; how long a fetch takes is not "
+    "known, and drawn as short as can be.",
 )
 NUMBER = math.pi
 LAST = -9  # the power of two of its last bit, scaled
@@ -118,8 +118,8 @@ def _ring(drawn: Anatomy) -> Figure:
     axes = made.add_axes((0.1, 0.5 / height, 0.88, (height - 1.3) / height))
     for number in range(slices):
         row, start = number % tile.buffers, number * whole
-        # A stage is free when the products of its slice are made, which is known when P of the
-        # next slice is.
+        # A slot is free when the products of its slice are made, which is known when acc_hi of
+        # the next slice is.
         free = (number - tile.buffers + 1) * whole + main if number >= tile.buffers else -whole
         axes.add_patch(_cell(free, row + 0.12, main, 0.76, GRID))
         for begin, length, color in ((start, main, ORANGE), (start + main, rest, BLUE)):
@@ -130,13 +130,13 @@ def _ring(drawn: Anatomy) -> Figure:
     axes.set_xlim(-whole, slices * whole)
     axes.set_ylim(tile.buffers + 1, 0)
     axes.set_yticks([row + 0.5 for row in range(tile.buffers + 1)],
-                    [*map(str, range(tile.buffers)), "C += P"])  # fmt: skip
+                    [*map(str, range(tile.buffers)), "acc +="])  # fmt: skip
     axes.set_xticks([number * whole for number in range(slices + 1)])
     axes.set_xlabel(f"instructions of the tensor cores, of {STEP_K} of K each", fontsize=8,
                     color=QUIET)  # fmt: skip
-    axes.set_ylabel("stage of the ring", fontsize=8, color=QUIET)
-    for label, color in (("on its way, by TMA", GRID), (f"P, {main} instructions", ORANGE),
-                         (f"Q, {rest}", BLUE), ("P added to C", GREEN)):  # fmt: skip
+    axes.set_ylabel("slot of the ring", fontsize=8, color=QUIET)
+    for label, color in (("on its way, by TMA", GRID), (f"acc_hi, {main} instructions", ORANGE),
+                         (f"acc_corr, {rest}", BLUE), ("acc += acc_hi", GREEN)):  # fmt: skip
         axes.plot([], [], "s", color=color, label=label)
     _frame(axes)
     made.legend(frameon=False, fontsize=8, ncols=4, labelcolor=INK, loc="upper left",

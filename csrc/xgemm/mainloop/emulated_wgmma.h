@@ -30,7 +30,7 @@ inline namespace XGEMM_FLAVOUR {
 // Threads of a warpgroup; math warpgroups have 64 rows of D each, the last one fetches.
 constexpr int kWarpgroup = 128;
 
-// A tile of BM x 128, a stage of the ring being 32 deep.
+// A tile of BM x 128, a slot of the ring being 32 deep.
 constexpr Tile wgmma_tile(EmulationScheme s, int BM, int cluster, int buffers, float rate = 0.f) {
   return {.BM = BM,
           .BN = 128,

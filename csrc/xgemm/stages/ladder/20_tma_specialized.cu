@@ -4,7 +4,7 @@
 // What is left to gain is in the instructions that are not multiply-adds: each takes the place of
 // one. So the block is divided. One warpgroup only fetches; it gives most of its registers to the
 // others, which only multiply, and find room for larger thread tiles. The two meet at mbarriers, a
-// pair for each stage of the ring: `full` ends a phase when all copies of a slice have landed,
+// pair for each slot of the ring: `full` ends a phase when all copies of a slice have landed,
 // `empty` when all readers are done with it. Nobody waits for the whole block, and a fetch may be
 // slow as long as the ring is long enough.
 //

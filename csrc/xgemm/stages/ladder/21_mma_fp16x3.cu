@@ -12,10 +12,10 @@
 // writes the limbs to a workspace; what is multiplied is read from there.
 //
 // Tensor cores truncate where FP32 arithmetic rounds, always toward zero, and over a long sum that
-// adds up. So no long sum is left to them. P, the products hi x hi of one slice, is a short sum and
-// is added to C by an ordinary FP32 addition, which rounds to nearest. Q, the two products with a
-// `lo`, is two thousand times smaller, and so are its errors: it may run on for a whole segment of
-// K.
+// adds up. So no long sum is left to them. `acc_hi`, the products hi x hi of one slice, is short,
+// and is added to `acc` by an ordinary FP32 addition, which rounds to nearest. `acc_corr`, the two
+// products with a `lo`, is two thousand times smaller, and so are its errors: it may run on for a
+// whole segment of K.
 //
 // Of elements far smaller than their row's largest, two fp16 limbs cut off the last bits. Whether
 // that matters is asked of the result: what was cut off are roundings, whose sum is bounded by

@@ -9,10 +9,10 @@
 // mbarriers only: `full` counts the bytes that have landed, `empty` the readers that are done.
 // Nobody waits for the whole block.
 //
-// The three sums are what lets the tensor cores never wait, too. While Q's products run, P's are
-// done, and the warps add P to C; by the time the next slice is there, P is free again. It is the
-// reason for the order in the code: P first, one wait that lets Q go on, the additions, then the
-// slice *before* goes back to the ring. The picture of the ring shows who has a slice when.
+// The three sums are what lets the tensor cores never wait, too. While `acc_corr` is multiplied,
+// `acc_hi` is done, and the warps add it to `acc`; by the next slice it is free again. Hence the
+// order in the code: `acc_hi`, one wait that lets `acc_corr` go on, the additions, then the slice
+// *before* goes back to the ring. The picture of the ring shows who has a slice when.
 //
 // In a cluster of two blocks, one below the other, each fetches half of B's slice and TMA delivers
 // it to both. The compiler must take part: where it sees too few registers, or a sum touched while
