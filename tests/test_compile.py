@@ -69,15 +69,17 @@ TILES = [tile(128, 7, 2, 2, 256), tile(128, 7, 1, 2, 256), tile(64, 8, 1, 2, 128
 @pytest.mark.parametrize(
     ("name", "short", "row"),
     [
-        ("12wgmma_kernelILNS_4HalfE0ELi128ELi2ELi7EEEvNS0_8WgmmaJobE",
-         "wgmma_kernel<fp16,128,2,7>", 0),
-        ("12wgmma_kernelILNS_4HalfE0ELi128ELi1ELi7EEEvNS0_8WgmmaJobE",
-         "wgmma_kernel<fp16,128,1,7>", 1),
-        ("12wgmma_kernelILNS_4HalfE0ELi64ELi1ELi8EEEvNS0_8WgmmaJobE",
-         "wgmma_kernel<fp16,64,1,8>", 2),
-        # The stage's way out for operands of a wide range, and its helpers.
-        ("12wgmma_kernelILNS_4HalfE1ELi128ELi1ELi7EEEvNS0_8WgmmaJobE",
-         "wgmma_kernel<bf16,128,1,7>", None),
+        ("12wgmma_kernelILNS_4HalfE0ELi128ELi2ELi7ENS0_8WgmmaJobEEEvT3_",
+         "wgmma_kernel<fp16,128,2,7,WgmmaJob>", 0),
+        ("12wgmma_kernelILNS_4HalfE0ELi128ELi1ELi7ENS0_8WgmmaJobEEEvT3_",
+         "wgmma_kernel<fp16,128,1,7,WgmmaJob>", 1),
+        ("12wgmma_kernelILNS_4HalfE0ELi64ELi1ELi8ENS0_8WgmmaJobEEEvT3_",
+         "wgmma_kernel<fp16,64,1,8,WgmmaJob>", 2),
+        # The way out for operands of a wide range, groups, and helpers: none of a row.
+        ("12wgmma_kernelILNS_4HalfE1ELi128ELi1ELi7ENS0_8WgmmaJobEEEvT3_",
+         "wgmma_kernel<bf16,128,1,7,WgmmaJob>", None),
+        ("12wgmma_kernelILNS_4HalfE0ELi128ELi1ELi7ENS0_10GroupedJobEEEvT3_",
+         "wgmma_kernel<fp16,128,1,7,GroupedJob>", None),
         ("16decompose_kernelILNS_4HalfE0ELi256ELi4ELi32ELi8EEEvNS0_12DecomposeJobES3_NS0_5ClearE",
          "decompose_kernel<fp16,256,4,32,8>", None),
         ("12wgmma_fp16x35clearEPNS_7VerdictE", "clear", None),

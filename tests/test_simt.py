@@ -361,9 +361,12 @@ class Way(NamedTuple):
     split_k_size: int = SPLIT_K_SIZE
     size: tuple[int, int] = (70, 40)
     sm_count: int = FEW
+    groups: str = ""  # "rows" or "k", where the product is of groups
 
     def run(self, stage: str, row: int, data: str = "normal", **settings: str) -> None:
         """The stage's product, on few multiprocessors."""
+        if self.groups:
+            return self.run_groups(stage, **settings)
         a, b, flags = problems.operands(
             *self.size, self.k, self.layout, batch=(self.batch, None),
             data="normal" if data in ("graded", "given") else data,
@@ -380,6 +383,18 @@ class Way(NamedTuple):
             row=row, sm_count=self.sm_count, split_k_size=self.split_k_size, **settings
         ):
             xgemm_torch.sgemm(a, b, kernel=stage, **flags)
+        return None
+
+    def run_groups(self, stage: str, **settings: str) -> None:
+        """Its product of three groups, of which one is empty."""
+        m, n = self.size
+        offs = torch.tensor([20, 20, self.k], dtype=torch.int32)
+        if self.groups == "k":
+            a, b = problems.normal(m, self.k), problems.normal(self.k, n)
+        else:
+            a, b = problems.normal(self.k, m), problems.normal(len(offs), m, n)
+        with simt.configure(sm_count=self.sm_count, **settings):
+            torch.ops.xgemm.grouped_mm(a, b, offs, kernel=stage)
 
     def fault(self, stage: str, row: int, data: str = "normal", **settings: str) -> str:
         """What is found wrong with it, or nothing."""
@@ -429,11 +444,15 @@ def came_to():
     """For each site the stages, rows of their tile tables, and ways that come to it."""
     found: dict[str, list[tuple[str, int, Way]]] = {}
     for stage in xgemm_torch.stages():
-        for way in ways(stage):
+        of_groups = [Way(150, groups=kind) for kind in ("rows", "k") if stage.takes_groups]
+        for way in [*ways(stage), *of_groups]:
             # With operands that parts cannot hold what makes units anew has work, too: more units
             # than blocks, and fewer.
             kinds = WAYS_DATA if way.batch or way.k > 1000 else ("normal",)
-            for data, row in itertools.product(kinds, range(len(stage.tiles))):
+            # Groups have a tile of their own, whatever the row: one without a cluster.
+            alone = [row for row, tile in enumerate(stage.tiles) if tile.cluster == 1][:1]
+            rows = alone if way.groups else range(len(stage.tiles))
+            for data, row in itertools.product(kinds, rows):
                 _C.simt_forget_sites()
                 way.run(stage.name, row, data)
                 for site in simt.sites():
