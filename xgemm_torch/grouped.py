@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,17 +29,14 @@ _FEW_ROWS, _LARGE_BYTES = 64, 96 << 20
 
 
 @functools.cache
-def _limits() -> list[tuple[int, int]]:
-    """Of the stages of this build that take groups: the least and the last compute capability."""
-    return [(s.min_sm, s.max_sm) for s in stages() if s.takes_groups and s.cuda]
-
-
-@functools.cache
 def _in_one(device: torch.device) -> bool:
-    """Whether a stage takes groups on a GPU."""
+    """Whether a stage of this build takes groups on a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
     sm = 10 * major + minor
-    return any(low <= sm and (not high or sm <= high) for low, high in _limits())
+    return any(
+        s.takes_groups and s.cuda and s.min_sm <= sm and (not s.max_sm or sm <= s.max_sm)
+        for s in stages()
+    )
 
 
 def _in_one_launch(a: Tensor, b: Tensor, offs: Tensor, how: dict[str, Any]) -> bool:
@@ -55,7 +53,7 @@ def _in_one_launch(a: Tensor, b: Tensor, offs: Tensor, how: dict[str, Any]) -> b
     return not (few and 4 * matrices.shape[1] * matrices.shape[2] >= _LARGE_BYTES)
 
 
-def _check(a: Tensor, b: Tensor, offs: Tensor, kernel: str = "auto") -> tuple[int, ...]:
+def _check(a: Tensor, b: Tensor, offs: Tensor) -> tuple[int, ...]:
     """Raise what the C++ side says, as a TypeError or ValueError; give the result's shape."""
     name = "grouped_mm"
     for arg, t in (("mat_a", a), ("mat_b", b), ("offs", offs)):
@@ -138,7 +136,7 @@ def grouped_mm(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor) -> Tensor:
 
     Returns:
         (M, N), or (G, M, N) where K is cut; rows begin at multiples of 16 bytes. What belongs to
-        no group is not written.
+        no group is not written, here as in gradients: torch does so, too.
 
     Raises:
         TypeError: an operand that is no dense float32 tensor, ``offs`` that is none of int32.
@@ -151,19 +149,27 @@ def grouped_mm(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor) -> Tensor:
     return _OP(mat_a, mat_b, offs.contiguous())
 
 
+def _pieces(a: Tensor, b: Tensor, ends: list[int]) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """Of each group, its operands and its place in the result; ``ends`` begins with 0."""
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
+        if a.dim() == b.dim():
+            yield a[:, start:end], b[start:end], i
+        elif a.dim() == 2:
+            yield a[start:end], b[i], slice(start, end)
+        else:
+            yield a[i], b[:, start:end], (slice(None), slice(start, end))
+
+
 def _by_group(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     """The same by differentiable products, where no stage takes groups."""
     whole = b.shape[1] if a.dim() == 3 else a.shape[0] if b.dim() == 3 else a.shape[1]
     ends = list(itertools.accumulate((min(x, whole) for x in offs.tolist()), max, initial=0))
-    spans = list(itertools.pairwise(ends))
-    if a.dim() == b.dim() == 2:
-        parts = [sgemm(a[:, s:e], b[s:e]) for s, e in spans]
-        return torch.stack(parts) if parts else a.new_zeros(0, a.shape[0], b.shape[1])
-    if a.dim() == 3:
-        parts = [sgemm(a[i], b[:, s:e]) for i, (s, e) in enumerate(spans)]
-        return torch.cat([*parts, a.new_zeros(a.shape[1], whole - ends[-1])], 1)
-    parts = [sgemm(a[s:e], b[i]) for i, (s, e) in enumerate(spans)]
-    return torch.cat([*parts, a.new_zeros(whole - ends[-1], b.shape[2])])
+    parts = [sgemm(left, right) for left, right, _ in _pieces(a, b, ends)]
+    m, n, rest = a.shape[-2], b.shape[-1], whole - ends[-1]
+    if a.dim() == b.dim():
+        return torch.stack(parts) if parts else a.new_zeros(0, m, n)
+    by_rows = a.dim() == 2
+    return torch.cat([*parts, a.new_zeros((rest, n) if by_rows else (m, rest))], int(not by_rows))
 
 
 def flops(a: torch.Size, b: torch.Size) -> int:
@@ -215,12 +221,10 @@ def product(
     if a.shape[-1] != b.shape[-2] or not _aligned(a) or not _aligned(b):
         return None
     m, n = a.shape[-2], b.shape[-1]
-    row = -(-n // 4) * 4  # torch aligns the rows of the result
     if ranks == (3, 3):
         if offs is not None or a.shape[0] != b.shape[0]:
             return None
-        out = a.new_empty_strided((a.shape[0], m, n), (m * row, row, 1))
-        return _OUT(a, b, None, out=out, **how)
+        return _OUT(a, b, None, out=_result(a, (a.shape[0], m, n)), **how)
     groups, whole = {
         (2, 3): (b.shape[0], m),
         (3, 2): (a.shape[0], n),
@@ -233,17 +237,8 @@ def product(
     ends = _ends(offs, whole)
     if ends is None:
         return None
-    if ranks == (2, 2):
-        out = a.new_empty_strided((len(ends) - 1, m, n), (m * row, row, 1))
-    else:
-        out = a.new_empty_strided((m, n), (row, 1))
-    for i, (start, end) in enumerate(itertools.pairwise(ends)):
-        if ranks == (2, 2):  # of no K, zeros
-            _OUT(a[:, start:end], b[start:end], None, out=out[i], **how)
-        elif start == end:
-            continue
-        elif ranks == (2, 3):
-            _OUT(a[start:end], b[i], None, out=out[start:end], **how)
-        else:
-            _OUT(a[i], b[:, start:end], None, out=out[:, start:end], **how)
+    out = _result(a, (m, n) if groups else (len(ends) - 1, m, n))
+    for left, right, place in _pieces(a, b, ends):
+        if (part := out[place]).numel():  # of no K, zeros
+            _OUT(left, right, None, out=part, **how)
     return out

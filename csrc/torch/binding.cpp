@@ -2,6 +2,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "xgemm/dispatch/overrides.h"
@@ -117,6 +118,27 @@ const Stage* named(const std::string& op, const std::string& kernel, Flavour fla
   std::string names = "auto";
   for (const Stage& s : stages(Flavour::host)) names += ", " + s.name;
   bad(op, "no kernel named '", name, "'; there are: ", names);
+}
+
+std::string names_of(bool (*takes)(const Stage&)) {
+  std::string names;
+  for (const Stage& s : stages(Flavour::host))
+    if (takes(s)) names += (names.empty() ? "" : ", ") + s.name;
+  return names;
+}
+
+// By the shortest way that the stable ABI has: a call through the dispatcher costs more than all of
+// our checks.
+Tensor new_floats(const Tensor& like, const std::array<int64_t, 3>& size, int64_t row,
+                  bool batched) {
+  const std::array<int64_t, 3> stride{std::max<int64_t>(size[1], 1) * row, row, 1};
+  int32_t device = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(batched ? 3 : 2, size.data() + !batched,
+                                                  stride.data() + !batched, kFloat32, device,
+                                                  like.get_device_index(), &handle));
+  return Tensor(handle);
 }
 
 // Uninitialised bytes from torch's allocator, on the device of `like`; none where it has not so

@@ -74,6 +74,13 @@ Tensor view_of(const Tensor& t, const View<Float>& v, std::array<int64_t, 3> siz
 // auto.
 const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour);
 
+// The stages of which `takes` is true, by their names.
+std::string names_of(bool (*takes)(const Stage&));
+
+// An uninitialised tensor of floats on the device of `like`, its rows `row` floats apart: a matrix,
+// or a batch.
+Tensor new_floats(const Tensor& like, const std::array<int64_t, 3>& size, int64_t row,
+                  bool batched);
 // Uninitialised bytes from torch's allocator, on the device of `like`; none where it has not so
 // many.
 std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes);

@@ -60,15 +60,8 @@ Grouped describe_groups(const Tensor& a, const Tensor& b, const Tensor& offs) {
 Tensor new_grouped(const Tensor& like, Grouped& r) {
   const bool batched = r.groups.of_k;
   const int64_t row = std::max<int64_t>(ceil_div(r.g.n, 4) * 4, 1);
-  const std::array<int64_t, 3> stride{std::max<int64_t>(r.g.m, 1) * row, row, 1};
-  int32_t device = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(batched ? 3 : 2, r.size.data() + !batched,
-                                                  stride.data() + !batched, kFloat32, device,
-                                                  like.get_device_index(), &handle));
-  const Tensor out(handle);
-  r.g.d = {static_cast<float*>(out.mutable_data_ptr()), row, 1, batched ? stride[0] : 0};
+  const Tensor out = new_floats(like, r.size, row, batched);
+  r.g.d = {static_cast<float*>(out.mutable_data_ptr()), row, 1, batched ? out.stride(0) : 0};
   if (r.turned) r.g = transposed(r.g);
   return out;
 }
@@ -107,7 +100,7 @@ void run_groups_cuda(const Grouped& r, const Tensor& a, const Stage* stage) {
   else stage = grouping_stage(r.g, context.device);
   if (!stage)
     bad(kGroupedOp, "no stage of this build takes groups on compute capability ", context.device.sm,
-        "; torch._grouped_mm and sgemm, group by group, do");
+        "; xgemm_torch.grouped_mm goes group by group there");
   std::optional<Tensor> workspace;
   if (!allocate(*stage, r.g, a, context, workspace))
     no_memory(kGroupedOp, stage->name + " needs a workspace", context.workspace_bytes, a, "");
@@ -123,10 +116,9 @@ Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offs, const st
   Grouped r = describe_groups(a, b, offs);
   const Stage* const stage = named(op, kernel, a.is_cpu() ? Flavour::host : Flavour::cuda);
   if (stage && !stage->takes_groups) {
-    std::string names;
-    for (const Stage& s : stages(Flavour::host))
-      if (s.takes_groups) names += (names.empty() ? "" : ", ") + s.name;
-    bad(op, stage->name, " takes no groups; stages that do: ", names);
+    bad(op, stage->name, " takes no groups; stages that do: ", names_of([](const Stage& s) {
+          return s.takes_groups;
+        }));
   }
   const Tensor out = new_grouped(a, r);
   if (r.g.batch == 0 || r.g.m == 0 || r.g.n == 0) return out;

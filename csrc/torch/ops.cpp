@@ -349,10 +349,8 @@ Tensor prepack(const Tensor& b, bool trans_b, const std::string& kernel) {
   g.b = view(b, matrix(op, "b", b), trans_b);
   const Stage* stage = named(op, kernel, b.is_cpu() ? Flavour::host : Flavour::cuda);
   if (stage && !stage->pack) {
-    std::string names;
-    for (const Stage& s : stages(Flavour::host))
-      if (s.pack) names += (names.empty() ? "" : ", ") + s.name;
-    bad(op, stage->name, " keeps nothing of an operand; stages that do: ", names);
+    bad(op, stage->name, " keeps nothing of an operand; stages that do: ",
+        names_of([](const Stage& s) { return s.pack != nullptr; }));
   }
   const auto allocate_packed = [&](const Stage* s) {
     const size_t bytes = s && g.n && g.k ? s->packed_bytes(g) : 0;
@@ -396,19 +394,9 @@ Arguments arguments(StableIValue* stack) {
 }
 constexpr uint64_t kArguments = 11;
 
-// An uninitialised row-major tensor from torch's allocator, by the shortest way that the stable ABI
-// has: a call through the dispatcher costs more than all of our checks.
+// A row-major result.
 Tensor new_result(const Tensor& like, const Gemm& g, bool batched) {
-  const std::array<int64_t, 3> size{g.batch, g.m, g.n};
-  const int64_t row = std::max<int64_t>(g.n, 1);
-  const std::array<int64_t, 3> stride{std::max<int64_t>(g.m, 1) * row, row, 1};
-  int32_t device = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(batched ? 3 : 2, size.data() + !batched,
-                                                  stride.data() + !batched, kFloat32, device,
-                                                  like.get_device_index(), &handle));
-  return Tensor(handle);
+  return new_floats(like, {g.batch, g.m, g.n}, std::max<int64_t>(g.n, 1), batched);
 }
 
 void functional(const std::string& op, StableIValue* stack) {

@@ -47,16 +47,23 @@ inline Status can_decompose(const Gemm& g) {
 // Slices of k: at least one, the last filled up with zeros.
 XGEMM_HD int64_t slices_of(int64_t k) { return k > kSliceK ? ceil_div(k, kSliceK) : 1; }
 
-// Room for so many limbs of each of rows * matrices * k elements.
-inline Limbs place_limbs(Layout& all, int64_t rows, int64_t matrices, int64_t k, int limbs) {
+// Room for so many limbs of `slices` slices of rows * matrices rows, which have `scales` each.
+inline Limbs place_slices(Layout& all, int64_t rows, int64_t matrices, int64_t slices,
+                          int64_t scales, int limbs) {
   Limbs p;
   p.rows = rows;
   p.matrices = matrices;
-  p.blocks = slices_of(k);
+  p.blocks = slices;
   p.data = all.place(p.bytes(limbs));
-  p.scales = static_cast<RowScale*>(all.place(
-      times(times(static_cast<size_t>(rows), static_cast<size_t>(matrices)), sizeof(RowScale))));
+  const size_t of_all = times(times(static_cast<size_t>(rows), static_cast<size_t>(matrices)),
+                              static_cast<size_t>(scales) * sizeof(RowScale));
+  p.scales = static_cast<RowScale*>(all.place(of_all));
   return p;
+}
+
+// Of each of rows * matrices * k elements.
+inline Limbs place_limbs(Layout& all, int64_t rows, int64_t matrices, int64_t k, int limbs) {
+  return place_slices(all, rows, matrices, slices_of(k), 1, limbs);
 }
 
 // A matrix B that is decomposed once and kept: its limbs by kFp16x3.

@@ -98,6 +98,12 @@ struct OfGroups : Job {
   GroupTable groups;
 
   __device__ __forceinline__ Gemm problem(int64_t z) const { return groups.problem(this->g, z); }
+  __device__ __forceinline__ const RowScale* row_scales_of(const Limbs& a, int64_t z) const {
+    return a.scales + (groups.of_k ? z * this->g.m : groups.first[z]);
+  }
+  __device__ __forceinline__ const RowScale* column_scales_of(const Limbs& b, int64_t z) const {
+    return b.scales + z * this->g.n;
+  }
 };
 
 struct GroupedJob : OfGroups<WgmmaJob> {
@@ -109,10 +115,10 @@ struct GroupedJob : OfGroups<WgmmaJob> {
   static constexpr bool kShared = false;
 
   __device__ __forceinline__ const RowScale* row_scales(int64_t z) const {
-    return a_limbs.scales + (groups.of_k ? z * g.m : groups.first[z]);
+    return row_scales_of(a_limbs, z);
   }
   __device__ __forceinline__ const RowScale* column_scales(int64_t z) const {
-    return b_limbs.scales + z * g.n;
+    return column_scales_of(b_limbs, z);
   }
   __device__ __forceinline__ int64_t first_row(int64_t z) const {
     return groups.of_k ? 0 : groups.first[z];
@@ -155,10 +161,10 @@ struct GroupedJob : OfGroups<WgmmaJob> {
 
 struct GroupedRecomputeJob : OfGroups<RecomputeJob> {
   __device__ __forceinline__ const RowScale* row_scales(int64_t z) const {
-    return a.scales + (groups.of_k ? z * g.m : groups.first[z]);
+    return row_scales_of(a, z);
   }
   __device__ __forceinline__ const RowScale* column_scales(int64_t z) const {
-    return b.scales + z * g.n;
+    return column_scales_of(b, z);
   }
   // As many as there are, and not as there may be.
   __device__ __forceinline__ RecomputeMap units() const {
@@ -199,15 +205,14 @@ struct GroupedParts {
   }
 };
 inline GroupedParts parts_of(const Gemm& g, int limbs, const Context& context) {
-  constexpr int64_t kRows = 256;  // at least, of an operand that is cut
   GroupedParts r{.of_k = context.groups.of_k, .of_a = context.groups.of_k && g.m > g.n};
   const int64_t all = !r.of_k ? g.batch : r.of_a ? g.m : g.n;
   const int64_t k = r.of_k ? g.k + g.batch * kSliceK : g.k;
   const auto of_row = static_cast<size_t>(slices_of(k) * kSliceK * 2 * limbs);
   const size_t of_one = r.of_k ? of_row : times(of_row, static_cast<size_t>(g.n));
   const auto most = static_cast<int64_t>(context.slab_bytes / std::max<size_t>(of_one, 1));
-  const int64_t least = r.of_k ? std::min(kRows, all) : 1;
-  r.each = std::clamp(r.of_k ? most / kRows * kRows : most, least, all);
+  const int64_t least = r.of_k ? std::min(kSlabRows, all) : 1;
+  r.each = std::clamp(r.of_k ? most / kSlabRows * kSlabRows : most, least, all);
   r.count = ceil_div(all, r.each);
   return r;
 }
@@ -223,12 +228,8 @@ GroupedPlan plan_grouped(const Gemm& g, const GroupedParts& parts, const Context
   GroupedPlan plan;
   Layout all{context.workspace};
   const auto operand = [&](int64_t rows, int64_t matrices) {
-    if (!parts.of_k) return place_limbs(all, rows, matrices, g.k, S.limbs);
-    Limbs p{.rows = rows, .blocks = g.k / kSliceK + g.batch};
-    p.data = all.place(p.bytes(S.limbs));
-    p.scales = static_cast<RowScale*>(all.place(
-        times(times(static_cast<size_t>(rows), static_cast<size_t>(g.batch)), sizeof(RowScale))));
-    return p;
+    return parts.of_k ? place_slices(all, rows, 1, g.k / kSliceK + g.batch, g.batch, S.limbs)
+                      : place_limbs(all, rows, matrices, g.k, S.limbs);
   };
   if (parts.of_a) plan.limbs.b = operand(g.n, g.batch);
   plan.limbs.a = operand(g.m, 1);
