@@ -2,6 +2,7 @@
 
 ===========================  =============================================================
 csrc/xgemm/stages/NN_x.cu    g++ with the host SIMT flavour; nvcc, where there is one
+csrc/xgemm/attention/*.cu    the same
 csrc/emulator/*.cu           g++ with the host SIMT flavour
 csrc/xgemm/*/*.cpp           g++
 csrc/emulator/*.cpp          g++
@@ -95,7 +96,7 @@ class Plan:
         """Where xgemm_build_info.h lies, relative to the root."""
         return self.build_dir / "include"
 
-    def cuda_archs(self, stage: sources.Stage) -> tuple[Arch, ...]:
+    def cuda_archs(self, stage: sources.Kernels) -> tuple[Arch, ...]:
         """The targets of a stage's CUDA flavour; none in a build without CUDA."""
         return archs_module.for_stage(stage.archs, self.archs) if self.toolkit else ()
 
@@ -146,7 +147,7 @@ def write(plan: Plan) -> None:
     kernel = f"{HOST_KERNEL} {WATCHED}"
 
     host_kernels = []
-    for source in (*(stage.path for stage in plan.sources.stages), *plan.sources.probes):
+    for source in (*plan.sources.kernels, *plan.sources.probes):
         out = obj / "host" / f"{source.stem}.o"
         file.build("cxx", out, [source], flags=f"{kernel} {cpp}", label="host")
         host_kernels.append(out)
@@ -190,7 +191,9 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
     file.rule("nvcc", nvcc_rule(nvcc), "cuda $in", depfile=True)
     compress = COMPRESS if float(plan.toolkit.version) >= 13 else ""
     line_info = LINE_INFO if plan.settings.line_info else ""
-    units = [(stage.path, plan.cuda_archs(stage)) for stage in plan.sources.stages]
+    units = [
+        (each.path, plan.cuda_archs(each)) for each in (*plan.sources.stages, *plan.sources.fused)
+    ]
     units += [(source, plan.archs) for source in plan.sources.cuda]
     for source, targets in units:
         if not targets:

@@ -50,7 +50,7 @@ def write(
         return
     cxx = shlex.quote(plan.compiler.path)
     file.rule("link", f"{cxx} $flags $in -o $out -ldl -lpthread", "link $out")
-    kernels = [*(stage.path for stage in plan.sources.stages), *plan.sources.probes]
+    kernels = [*plan.sources.kernels, *plan.sources.probes]
     for name, flags in SANITIZERS.items():
         out = program(plan.build_dir, name)
         # The scheduler of the fibers is no part of what ThreadSanitizer watches.

@@ -14,14 +14,19 @@ _DIRECTIVE = re.compile(r"^// arch:(.*)$")
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A file of csrc/xgemm/stages: ladder/NN_name.cu, a rung, or shapes/name.cu, a specialist.
+class Kernels:
+    """A file of kernels and the architectures that it is for, if it says so.
 
     Its path is relative to the repository.
     """
 
     path: Path
     archs: tuple[Arch, ...]
+
+
+@dataclass(frozen=True)
+class Stage(Kernels):
+    """A file of csrc/xgemm/stages: ladder/NN_name.cu, a rung, or shapes/name.cu, a specialist."""
 
     @property
     def stem(self) -> str:
@@ -51,15 +56,22 @@ class Sources:
 
     Attributes:
         stages: Both flavours.
+        fused: Both flavours, of kernels that are no stage of a product.
         probes: The emulator alone: the .cu files of csrc/emulator.
         cpp: g++.
         cuda: nvcc, in builds with CUDA.
     """
 
     stages: tuple[Stage, ...]
+    fused: tuple[Kernels, ...]
     probes: tuple[Path, ...]
     cpp: tuple[Path, ...]
     cuda: tuple[Path, ...]
+
+    @property
+    def kernels(self) -> tuple[Path, ...]:
+        """The files of both flavours."""
+        return tuple(each.path for each in (*self.stages, *self.fused))
 
 
 def find(root: Path, wanted: tuple[str, ...] = ()) -> Sources:
@@ -75,6 +87,7 @@ def find(root: Path, wanted: tuple[str, ...] = ()) -> Sources:
     stages = tuple(_stage(root, path) for path in glob("xgemm/stages/**/*.cu"))
     return Sources(
         stages=_choose(stages, wanted),
+        fused=tuple(Kernels(path, _archs(root, path)) for path in glob("xgemm/attention/*.cu")),
         probes=glob("emulator/*.cu"),
         cpp=glob("xgemm/*/*.cpp") + glob("emulator/*.cpp"),
         cuda=glob("xgemm/device/*.cu"),
@@ -85,12 +98,17 @@ def _stage(root: Path, path: Path) -> Stage:
     track, name = path.parent.name, r"[a-z][a-z0-9_]*"
     if not re.fullmatch(rf"ladder/\d\d_{name}|shapes/{name}", f"{track}/{path.stem}"):
         raise BuildError(f"{path}: a stage's file is ladder/NN_name.cu or shapes/name.cu")
+    return Stage(path, _archs(root, path))
+
+
+def _archs(root: Path, path: Path) -> tuple[Arch, ...]:
+    """What a file's directive says."""
     text = (root / path).read_text(encoding="utf-8")
     head = itertools.takewhile(lambda line: line.startswith("//"), text.splitlines())
     found = [match[1] for line in head if (match := _DIRECTIVE.match(line))]
     if len(found) > 1:
         raise BuildError(f"{path}: more than one '// arch:' line")
-    return Stage(path, parse_directive(found[0], str(path)) if found else ())
+    return parse_directive(found[0], str(path)) if found else ()
 
 
 def _choose(stages: tuple[Stage, ...], wanted: tuple[str, ...]) -> tuple[Stage, ...]:

@@ -57,6 +57,7 @@ struct Accumulators {
 struct Wgmma {               // one that has been issued and not waited for
   Half type;
   uint64_t a, b;             // descriptors
+  bool b_mn_major;
   const uint32_t* registers;  // A's, in place of its descriptor, and ...
   uint32_t given[4];          // ... what they held
   bool accumulate;

@@ -53,27 +53,64 @@ std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& 
   return all;
 }
 
-void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, const Gemm& g,
-           Context context) {
+// What a pass of attention may touch.
+std::vector<Operand> operands(const Attention& a, bool backward, const Context& context) {
+  std::vector<Operand> all;
+  const auto heads = [&](const char* name, const auto& x, bool written, int64_t rows,
+                         int64_t columns) {
+    if (x.data)
+      all.emplace_back(name, x.data, written,
+                       std::vector<Operand::Axis>{
+                           {x.bs, a.batch}, {x.hs, a.heads}, {x.rs, rows}, {x.cs, columns}});
+  };
+  heads("Q", a.q, false, a.queries, a.width);
+  heads("K", a.k, false, a.keys, a.width);
+  heads("V", a.v, false, a.keys, a.width);
+  heads("the bias", a.bias, false, a.queries, a.keys);
+  heads("the result", a.out, !backward, a.queries, a.width);
+  all.emplace_back("the logarithms", a.lse, !backward,
+                   std::vector<Operand::Axis>{{a.lse_stride, a.all_heads()}, {1, a.lse_stride}});
+  if (backward) {
+    heads("dO", a.grad, false, a.queries, a.width);
+    heads("dQ", a.dq, true, a.queries, a.width);
+    heads("dK", a.dk, true, a.keys, a.width);
+    heads("dV", a.dv, true, a.keys, a.width);
+  }
+  all.emplace_back(
+      "the workspace", context.workspace, true,
+      std::vector<Operand::Axis>{{1, static_cast<int64_t>(context.workspace_bytes / 4)}});
+  return all;
+}
+
+// With a workspace of NaNs of the context's size, which `operands` may name.
+template <class Operands, class Launches>
+void watch(Context context, const Operands& operands, const Launches& launches) {
   // As aligned as an allocator of device memory guarantees: sectors count from there.
   struct alignas(512) Chunk {
     char bytes[512];
   };
-  context.workspace_bytes = workspace_of(stage, g, context);
   Chunk nan;
   std::memset(&nan, 0xff, sizeof nan);
   std::vector<Chunk> workspace((context.workspace_bytes + sizeof(Chunk) - 1) / sizeof(Chunk), nan);
   context.workspace = workspace.data();
   std::vector<Operand>& watched = machine().operands;
-  watched = operands(stage, g, context);
+  watched = operands(context);
   machine().launches = 0;
   try {
-    launches(g, context);
+    launches(context);
   } catch (...) {
     watched.clear();
     throw;
   }
   watched.clear();
+}
+
+void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, const Gemm& g,
+           Context context) {
+  context.workspace_bytes = workspace_of(stage, g, context);
+  watch(
+      context, [&](const Context& its) { return operands(stage, g, its); },
+      [&](const Context& its) { launches(g, its); });
 }
 
 }  // namespace
@@ -97,6 +134,16 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_s
 void pack_watched(const Stage& stage, const Gemm& g, void* packed_b) {
   require(stage, g, {});
   watch(stage.pack, stage, g, {.packed_b = packed_b});
+}
+
+void attend_watched(const Attention& a, bool backward) {
+  const AttentionKernels* const kernels = attention_kernels(Flavour::host);
+  if (!kernels) throw std::runtime_error("simt: this build has no attention");
+  const AttentionKernels::Pass& pass = backward ? kernels->backward : kernels->forward;
+  watch(
+      {.device = {.sm_count = settings().sm_count}, .workspace_bytes = pass.workspace(a)},
+      [&](const Context& its) { return operands(a, backward, its); },
+      [&](const Context& its) { pass.run(a, its); });
 }
 
 Settings settings() {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "xgemm/core/attention.h"
 #include "xgemm/core/stage.h"
 
 namespace xgemm::simt {
@@ -78,6 +79,8 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b = nullptr,
                  float* row_sums = nullptr, const Groups& groups = {});
 // The same for Stage::pack.
 void pack_watched(const Stage& stage, const Gemm& g, void* packed_b);
+// The same for a pass of attention, on the emulator's kernels.
+void attend_watched(const Attention& a, bool backward);
 
 // The line of an instruction: in the stage, and where that calls it, the line of the header that it
 // is written in.

@@ -9,45 +9,53 @@ namespace {
 
 constexpr unsigned kThreads = 128, kRows = 64;
 
-// An operand by its descriptor: K-major rows of 16 elements, in groups of 8.
+// An operand by its descriptor, in groups of 8 lines: K-major, a row's 16 elements in a line, or
+// MN-major, one k of 64 rows in a line.
 class Matrix {
  public:
-  explicit Matrix(uint64_t descriptor)
+  explicit Matrix(uint64_t descriptor, bool mn_major = false)
       : start_((descriptor & 0x3fff) << 4),
         group_((descriptor >> 32 & 0x3fff) << 4),
-        row_(descriptor >> 62 == 1 ? 128 : 64) {}
+        line_(descriptor >> 62 == 1 ? 128 : 64),
+        mn_major_(mn_major) {}
 
   static bool understood(uint64_t descriptor) {
     const uint64_t swizzle = descriptor >> 62;
     return (swizzle == 1 || swizzle == 2) && (descriptor >> 49 & 7) == 0;
   }
 
-  // Where 8 elements are, in the arena: `half` of the two of a row. The swizzle is by bits of the
-  // address.
-  size_t chunk(unsigned row, unsigned half) const {
-    const size_t at = start_ + row / 8 * group_ + row % 8 * row_ + half * 16;
-    return at ^ (at >> 3 & (row_ == 128 ? 0x70 : 0x30));
+  // Where 8 elements are, in the arena. The swizzle is by bits of the address.
+  size_t chunk(unsigned line, unsigned number) const {
+    const size_t at = start_ + line / 8 * group_ + line % 8 * line_ + number * 16;
+    return at ^ (at >> 3 & (line_ == 128 ? 0x70 : 0x30));
+  }
+  template <class F>
+  void each_chunk(unsigned rows, F f) const {  // f(place, line, number)
+    const unsigned lines = mn_major_ ? 16 : rows, chunks = mn_major_ ? rows / 8 : 2;
+    for (unsigned line = 0; line < lines; ++line)
+      for (unsigned number = 0; number < chunks; ++number) f(chunk(line, number), line, number);
   }
   void read(const char* arena, unsigned rows, std::vector<uint16_t>& to) const {
     to.resize(rows * 16);
-    for (unsigned r = 0; r < rows; ++r)
-      for (unsigned half = 0; half < 2; ++half)
-        std::memcpy(&to[r * 16 + half * 8], arena + chunk(r, half), 16);
+    each_chunk(rows, [&](size_t at, unsigned line, unsigned number) {
+      uint16_t its[8];
+      std::memcpy(its, arena + at, sizeof its);
+      for (unsigned e = 0; e < 8; ++e)
+        to[mn_major_ ? (number * 8 + e) * 16 + line : line * 16 + number * 8 + e] = its[e];
+    });
   }
 
  private:
-  size_t start_, group_, row_;
+  size_t start_, group_, line_;
+  bool mn_major_;
 };
 
 // All chunks that an instruction reads.
 template <class F>
 void each_chunk(const Wgmma& op, unsigned columns, F f) {
-  const auto of = [&](const Matrix& operand, unsigned rows) {
-    for (unsigned r = 0; r < rows; ++r)
-      for (unsigned half = 0; half < 2; ++half) f(operand.chunk(r, half));
-  };
-  if (!op.registers) of(Matrix(op.a), kRows);
-  of(Matrix(op.b), columns);
+  const auto place = [&](size_t at, unsigned, unsigned) { f(at); };
+  if (!op.registers) Matrix(op.a).each_chunk(kRows, place);
+  Matrix(op.b, op.b_mn_major).each_chunk(columns, place);
 }
 
 // Where thread t of the warpgroup has accumulator i in the 64 x columns tile.
@@ -94,7 +102,7 @@ void perform(Block& b, unsigned first, size_t number, std::vector<float>& tile) 
   std::vector<uint16_t> rows_a, rows_b;
   if (op.registers) gather(b, first, number, rows_a);
   else Matrix(op.a).read(b.arena, kRows, rows_a);
-  Matrix(op.b).read(b.arena, columns, rows_b);
+  Matrix(op.b, op.b_mn_major).read(b.arena, columns, rows_b);
   each_chunk(op, columns,
              [&](size_t at) { note_wgmma_done(b.arena + at, 16, first / kThreads, op.pc); });
   if (!op.accumulate) std::fill(tile.begin(), tile.end(), 0.f);
@@ -106,7 +114,7 @@ void perform(Block& b, unsigned first, size_t number, std::vector<float>& tile) 
 
 bool same(const Wgmma& x, const Wgmma& y) {
   return x.type == y.type && x.a == y.a && !x.registers == !y.registers && x.b == y.b &&
-         x.accumulate == y.accumulate && x.tile == y.tile && simt::same(x.at, y.at);
+         x.b_mn_major == y.b_mn_major && x.accumulate == y.accumulate && x.tile == y.tile && simt::same(x.at, y.at);
 }
 
 void expect_same_work(const Block& b, unsigned first) {
@@ -188,7 +196,7 @@ const Wgmma* reader_of(const Block& b, const char* p) {
 }
 
 void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers, uint64_t b_,
-           bool accumulate, Site at) {
+           bool b_mn_major, bool accumulate, Site at) {
   const void* pc = __builtin_return_address(0);
   const Quiet quiet;
   const Hidden hidden;
@@ -198,6 +206,8 @@ void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers
   first_of_warpgroup(b, at);
   if ((!registers && !Matrix::understood(a)) || !Matrix::understood(b_))
     fail("wgmma: a descriptor at " + place(at) + " that is not of rows of 64 or 128 bytes");
+  if (b_mn_major && (count != 32 || b_ >> 62 != 1))
+    fail("wgmma: an MN-major B at " + place(at) + " that is not of 64 columns in rows of 128 bytes");
   const auto size = static_cast<size_t>(count);
   const bool in_flight = std::any_of(f.accumulators.begin(), f.accumulators.end(),
                                      [&](const Accumulators& x) { return x.d == d; });
@@ -207,7 +217,7 @@ void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers
   Accumulators& to = take(b, f, d, size);
   ++to.uses;
   to.at = at;
-  Wgmma op{type, a, b_, registers, {}, accumulate, to.tile, at, pc};
+  Wgmma op{type, a, b_, b_mn_major, registers, {}, accumulate, to.tile, at, pc};
   if (registers) std::memcpy(op.given, registers, sizeof op.given);
   // Clocks are a warp's, and so one lane's look is enough.
   if (b.self % 32 == 0)

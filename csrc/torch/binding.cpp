@@ -25,6 +25,18 @@ constexpr const char* kTypes[] = {
     "uint8",     "int8",      "int16",      "int32", "int64", "float16", "float32", "float64",
     "complex32", "complex64", "complex128", "bool",  "qint8", "quint8",  "qint32",  "bfloat16"};
 
+// That its storage has the element that lies `reach` after its first.
+void check_reach(const std::string& op, const char* name, const Tensor& t, int64_t reach,
+                 int64_t element_bytes) {
+  int64_t bytes = 0, last = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(t.get(), &last));
+  last += reach;
+  if (bytes / element_bytes <= last)
+    bad(op, name, "'s storage has ", bytes, " bytes, its view needs ", (last + 1) * element_bytes,
+        ": was it freed (untyped_storage().resize_(0))?");
+}
+
 }  // namespace
 
 std::string shape_of(const Tensor& t) {
@@ -59,16 +71,21 @@ void check_tensor(const std::string& op, const char* name, const Tensor& t, cons
 // still hold the last element that t reaches. Two calls of the stable ABI, some 10 ns.
 void check_storage(const std::string& op, const char* name, const Tensor& t, const Shape& s,
                    int64_t element_bytes) {
-  int64_t bytes = 0, last = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(t.get(), &last));
+  int64_t reach = 0;
   for (size_t axis = 0; axis < 3; ++axis) {
     if (s.size[axis] == 0) return;
-    last += (s.size[axis] - 1) * s.stride[axis];
+    reach += (s.size[axis] - 1) * s.stride[axis];
   }
-  if (bytes / element_bytes <= last)
-    bad(op, name, "'s storage has ", bytes, " bytes, its view needs ", (last + 1) * element_bytes,
-        ": was it freed (untyped_storage().resize_(0))?");
+  check_reach(op, name, t, reach, element_bytes);
+}
+
+void check_storage(const std::string& op, const char* name, const Tensor& t) {
+  int64_t reach = 0;
+  for (int64_t axis = 0; axis < t.dim(); ++axis) {
+    if (t.size(axis) == 0) return;
+    reach += (t.size(axis) - 1) * t.stride(axis);
+  }
+  check_reach(op, name, t, reach, sizeof(float));
 }
 
 // The axes of a tensor of up to 3, aligned at the last one.

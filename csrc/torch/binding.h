@@ -24,6 +24,8 @@ using torch::stable::detail::to;
 // Operators that take any stage, beside sgemm and prepack.
 constexpr const char* kRowSumsOp = "sgemm_row_sums";
 constexpr const char* kGroupedOp = "grouped_mm";
+constexpr const char *kAttentionOp = "attention_forward",
+                     *kAttentionBackwardOp = "attention_backward";
 
 // Of torch's ScalarType; fixed by its serialization format.
 constexpr int kUint8 = 0, kInt32 = 3, kFloat32 = 6;
@@ -51,6 +53,9 @@ void check_tensor(const std::string& op, const char* name, const Tensor& t, cons
 // still holds the last element that it reaches.
 void check_storage(const std::string& op, const char* name, const Tensor& t, const Shape& s,
                    int64_t element_bytes = sizeof(float));
+
+// The same of a tensor of any dimensions, by its own sizes and strides.
+void check_storage(const std::string& op, const char* name, const Tensor& t);
 
 // The axes of a tensor of up to 3, aligned at the last one; those of an operand, which is checked.
 Shape axes_of(const Tensor& t);
@@ -99,5 +104,14 @@ bool allocate(const Stage& stage, const Gemm& g, const Tensor& like, Context& co
 
 // The operator kGroupedOp.
 Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offs, const std::string& kernel);
+
+// The operators kAttentionOp, which gives the result and lse, and kAttentionBackwardOp, which gives
+// dQ, dK and dV.
+std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                const std::optional<Tensor>& bias, bool causal, double scale);
+std::array<Tensor, 3> attention_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
+                                         const Tensor& v, const std::optional<Tensor>& bias,
+                                         const Tensor& out, const Tensor& lse, bool causal,
+                                         double scale);
 
 }  // namespace xgemm

@@ -458,6 +458,20 @@ void grouped_op(StableIValue* stack, uint64_t, uint64_t) {
                              to<std::string>(stack[3])));
 }
 
+void attention_op(StableIValue* stack, uint64_t, uint64_t) {
+  const auto [out, lse] =
+      attention(to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]),
+                to<std::optional<Tensor>>(stack[3]), to<bool>(stack[4]), to<double>(stack[5]));
+  stack[0] = from(out), stack[1] = from(lse);
+}
+void attention_backward_op(StableIValue* stack, uint64_t, uint64_t) {
+  const auto all = attention_backward(
+      to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]), to<Tensor>(stack[3]),
+      to<std::optional<Tensor>>(stack[4]), to<Tensor>(stack[5]), to<Tensor>(stack[6]),
+      to<bool>(stack[7]), to<double>(stack[8]));
+  for (size_t i = 0; i < all.size(); ++i) stack[i] = from(all[i]);
+}
+
 void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = from(prepack(to<Tensor>(stack[0]), to<bool>(stack[1]), to<std::string>(stack[2])));
 }
@@ -504,6 +518,14 @@ std::vector<Operator> operators() {
   all.push_back({std::string(kGroupedOp) +
                      "(Tensor a, Tensor b, Tensor offs, *, str kernel=\"auto\") -> Tensor",
                  true});
+  all.push_back({std::string(kAttentionOp) +
+                     "(Tensor q, Tensor k, Tensor v, Tensor? bias, bool is_causal, float scale) -> "
+                     "(Tensor, Tensor)",
+                 true});
+  all.push_back({std::string(kAttentionBackwardOp) +
+                     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor "
+                     "lse, bool is_causal, float scale) -> (Tensor, Tensor, Tensor)",
+                 true});
   all.push_back({"prepack(Tensor b, *, bool trans_b=False, str kernel=\"auto\") -> Tensor", false});
   return all;
 }
@@ -525,6 +547,8 @@ void register_kernels() {
     library->impl("sgemm.out", &sgemm_out_op);
     library->impl(kRowSumsOp, &row_sums_op);
     library->impl(kGroupedOp, &grouped_op);
+    library->impl(kAttentionOp, &attention_op);
+    library->impl(kAttentionBackwardOp, &attention_backward_op);
     library->impl("prepack", &prepack_op);
     for (const Stage& s : stages(Flavour::host)) library->impl(s.name.c_str(), s.boxed);
   }

@@ -190,7 +190,7 @@ uint64_t shared_address(const void* p);
 // is done when all its threads have come to a wait that demands it, and operands are read then.
 // `registers`: A's, four of each thread, in place of the descriptor a.
 void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers, uint64_t b,
-           bool accumulate, Site at);
+           bool b_mn_major, bool accumulate, Site at);
 void fence_for_wgmma(Site at);
 // A thread's accesses to registers, accumulators and A's, come before the wgmmas after it. The
 // first wgmma needs one, and each that is given registers which the thread has read or written

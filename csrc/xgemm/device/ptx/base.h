@@ -176,6 +176,17 @@ __device__ __forceinline__ void keep_order() {
 #endif
 }
 
+// 2^x, with an error of some 2^-22 of it on a GPU; what is subnormal is 0 there.
+__device__ __forceinline__ float exp2_approximate(float x) {
+#ifdef __CUDACC__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+
 // The least of three.
 __device__ __forceinline__ uint32_t min3_u32(uint32_t x, uint32_t y, uint32_t z) {
 #ifdef __CUDACC__

@@ -1,0 +1,168 @@
+// Attention (core/attention.h): tensors -> Attention, on a CPU by the emulator.
+#include <torch/csrc/stable/accelerator.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "binding.h"
+#include "emulator/simt_control.h"
+#if XGEMM_WITH_CUDA
+#include "xgemm/device/device.h"
+#endif
+
+namespace xgemm {
+namespace {
+
+using Sizes = std::array<int64_t, 4>;
+
+std::string text_of(const Sizes& size) {
+  std::string text = "(";
+  for (size_t i = 0; i < 4; ++i) text += (i ? ", " : "") + std::to_string(size[i]);
+  return text + ")";
+}
+
+// A tensor of four dimensions, with those sizes where `size` is given.
+void check(const char* op, const char* name, const Tensor& t, const Tensor& q,
+           const Sizes* size = nullptr) {
+  check_tensor(op, name, t, q);
+  if (t.dim() != 4) bad(op, name, " must have 4 dimensions, got shape ", shape_of(t));
+  for (int64_t i = 0; size && i < 4; ++i)
+    if (t.size(i) != (*size)[static_cast<size_t>(i)])
+      bad(op, name, " must have shape ", text_of(*size), ", got ", shape_of(t));
+  check_storage(op, name, t);
+}
+
+template <class T>
+Heads<T> heads_of(const Tensor& t, T* data) {
+  return {data, t.size(0) == 1 ? 0 : t.stride(0), t.stride(1), t.stride(2), t.stride(3)};
+}
+Heads<const float> read(const Tensor& t) {
+  return heads_of(t, static_cast<const float*>(t.const_data_ptr()));
+}
+Heads<float> written(const Tensor& t) {
+  return heads_of(t, static_cast<float*>(t.mutable_data_ptr()));
+}
+
+Tensor new_tensor(const Tensor& like, const Sizes& size, const Sizes& stride, int64_t dim = 4) {
+  int32_t device = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, size.data(), stride.data(), kFloat32, device,
+                                                  like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+// (batch, heads, rows, width), of which a row of all heads lies dense, as torch has it.
+Tensor new_heads(const Tensor& like, const Attention& a, int64_t rows) {
+  const auto one = [](int64_t x) { return std::max<int64_t>(x, 1); };
+  const int64_t row = one(a.heads) * one(a.width);
+  return new_tensor(like, {a.batch, a.heads, rows, a.width},
+                    {one(rows) * row, one(a.width), row, 1});
+}
+
+Attention describe(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const std::optional<Tensor>& bias, bool causal, double scale) {
+  check(op, "q", q, q);
+  if (!q.is_cpu() && !q.is_cuda())
+    bad(op, "q is on ", device_of(q), "; cpu and cuda are supported");
+  check(op, "k", k, q);
+  Attention a{.batch = q.size(0),
+              .heads = q.size(1),
+              .queries = q.size(2),
+              .keys = k.size(2),
+              .width = q.size(3),
+              .causal = causal,
+              .scale = static_cast<float>(scale)};
+  const Sizes keys{a.batch, a.heads, a.keys, a.width};
+  check(op, "k", k, q, &keys), check(op, "v", v, q, &keys);
+  if (a.width < 1 || a.width > kMostWidth)
+    bad(op, "heads must have 1 to ", kMostWidth, " columns, got ", a.width);
+  if (bias) {
+    const Sizes logits{a.batch, a.heads, a.queries, a.keys};
+    check(op, "bias", *bias, q, &logits);
+    a.bias = read(*bias);
+  }
+  a.q = read(q), a.k = read(k), a.v = read(v);
+  a.lse_stride = (a.queries + 31) / 32 * 32;
+  return a;
+}
+
+void zero(const Tensor& t) { torch::stable::fill_(t, 0.); }
+
+// Where something is empty there is nothing to launch.
+bool empty(const Attention& a) { return !a.batch || !a.heads || !a.queries || !a.keys; }
+
+void run(const char* op, const Attention& a, const Tensor& q, bool backward) {
+  if (q.is_cpu()) return simt::attend_watched(a, backward);
+#if XGEMM_WITH_CUDA
+  const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
+  Context context = context_of(q);
+  const AttentionKernels* const kernels = attention_kernels(Flavour::cuda);
+  if (!kernels || context.device.sm < kernels->min_sm || context.device.sm > kernels->max_sm)
+    bad(op, "this build has no attention for compute capability ", context.device.sm,
+        "; xgemm_torch.scaled_dot_product_attention calls torch's there");
+  const AttentionKernels::Pass& pass = backward ? kernels->backward : kernels->forward;
+  context.workspace_bytes = pass.workspace(a);
+  const std::optional<Tensor> workspace = new_bytes(q, context.workspace_bytes);
+  if (!workspace) no_memory(op, "attention needs a workspace", context.workspace_bytes, q, "");
+  context.workspace = workspace->mutable_data_ptr();
+  pass.run(a, context);
+  cuda_check_launch(op);
+#else
+  no_cuda(op);
+#endif
+}
+
+}  // namespace
+
+std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                const std::optional<Tensor>& bias, bool causal, double scale) {
+  const char* const op = kAttentionOp;
+  Attention a = describe(op, q, k, v, bias, causal, scale);
+  const Tensor out = new_heads(q, a, a.queries);
+  const int64_t stride = std::max<int64_t>(a.lse_stride, 1);
+  const Tensor lse = new_tensor(q, {a.batch, a.heads, a.lse_stride, 1},
+                          {std::max<int64_t>(a.heads, 1) * stride, stride, 1, 1}, 3);
+  if (empty(a)) {
+    zero(out);
+    torch::stable::fill_(lse, INFINITY);
+    return {out, lse};
+  }
+  a.out = written(out);
+  a.lse = static_cast<float*>(lse.mutable_data_ptr());
+  run(op, a, q, false);
+  return {out, lse};
+}
+
+std::array<Tensor, 3> attention_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
+                                         const Tensor& v, const std::optional<Tensor>& bias,
+                                         const Tensor& out, const Tensor& lse, bool causal,
+                                         double scale) {
+  const char* const op = kAttentionBackwardOp;
+  Attention a = describe(op, q, k, v, bias, causal, scale);
+  const Sizes result{a.batch, a.heads, a.queries, a.width};
+  check(op, "grad", grad, q, &result), check(op, "out", out, q, &result);
+  check_tensor(op, "lse", lse, q);
+  const int64_t size[] = {a.batch, a.heads, a.lse_stride};
+  bool fits = lse.dim() == 3;
+  for (int64_t i = 2, dense = 1; fits && i >= 0; dense *= size[i--])
+    fits = lse.size(i) == size[i] && (size[i] <= 1 || lse.stride(i) == dense || lse.numel() == 0);
+  if (!fits)
+    bad(op, "lse must be dense, of shape (", a.batch, ", ", a.heads, ", ", a.lse_stride, "), got ",
+        shape_of(lse));
+  check_storage(op, "lse", lse);
+  const std::array<Tensor, 3> all{new_heads(q, a, a.queries), new_heads(q, a, a.keys),
+                                  new_heads(q, a, a.keys)};
+  if (empty(a)) {
+    for (const Tensor& t : all) zero(t);
+    return all;
+  }
+  a.grad = read(grad);
+  // Read alone: the kernels of the backward pass have no result of the forward pass to write.
+  a.out = heads_of(out, const_cast<float*>(static_cast<const float*>(out.const_data_ptr())));
+  a.lse = const_cast<float*>(static_cast<const float*>(lse.const_data_ptr()));
+  a.dq = written(all[0]), a.dk = written(all[1]), a.dv = written(all[2]);
+  run(op, a, q, true);
+  return all;
+}
+
+}  // namespace xgemm

@@ -1,0 +1,295 @@
+// The backward pass, in two kernels, so that each gradient is summed by one block in one order:
+//
+//   keys     a block has kGroups x 64 keys and goes over the queries: dV = P^T dO, dK = dS^T Q
+//   queries  a block has kGroups x 64 queries and goes over the keys: dQ = dS K
+//
+// with P = 2^(S - lse), dP = dO V^T, dS = P (dP - delta), delta_i = dO_i O_i. S and dP are made in
+// both: seven products in place of five, no atomic additions, and P^T and dS never leave registers.
+#pragma once
+
+#include "xgemm/attention/forward.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+struct BackwardJob {
+  TensorMap q, k, v, grad, stats_map;
+  const float *undo_q, *undo_k, *undo_v;
+  Stats stats;
+  Attention a;
+  int query_tiles, key_tiles;
+  int blocks;  // of a head
+};
+
+// Two warpgroups share what comes by; of 128 columns shared memory holds the tiles of one.
+template <int kBlocks>
+constexpr int kBackwardGroups = kBlocks == 1 ? 2 : 1;
+constexpr int kBackwardBuffers = 4;
+
+// What a block goes over comes in pairs: Q's and dO's tiles, or K's and V's.
+template <int kBlocks>
+struct KeysRing {
+  TileSlot<kBlocks> k[kBackwardGroups<kBlocks>], v[kBackwardGroups<kBlocks>];
+  TileSlot<kBlocks> slots[kBackwardBuffers];
+  float stats[kBackwardBuffers / 2][kStats][kTile];  // come with dO
+  RingBarriers<kBackwardBuffers> barriers;
+};
+template <int kBlocks>
+struct QueriesRing {
+  TileSlot<kBlocks> q[kBackwardGroups<kBlocks>], grad[kBackwardGroups<kBlocks>];
+  TileSlot<kBlocks> slots[kBackwardBuffers];
+  RingBarriers<kBackwardBuffers> barriers;
+};
+
+// += `undo` times the rows' scales times A B.
+template <int kBlocks>
+__device__ __forceinline__ void accumulate(float (&to)[kBlocks][kSums], const Fragments& f,
+                                           const TileSlot<kBlocks>& b, const float (&undo)[2]) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    Sums part;
+    multiply(part, f, b.limbs[block]);
+    wgmma_wait<0>();
+    part.settle();
+#pragma unroll
+    for (int e = 0; e < kSums; ++e)
+      to[block][e] = fmaf(part.at(e), undo[half_of(e)], to[block][e]);
+  }
+}
+
+// Of 128 columns a launch each makes dV and dK: a thread has no registers for the sums of both.
+template <int kBlocks, bool kDv, bool kDk>
+__global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
+    attention_keys(const __grid_constant__ BackwardJob job) {
+  XGEMM_SHARED_DYNAMIC(ring, KeysRing<kBlocks>);
+  constexpr int kGroups = kBackwardGroups<kBlocks>;
+  const Attention& a = job.a;
+  const int group = threadIdx.x / kGroup;
+  if (threadIdx.x == 0) ring.barriers.init(kGroups);
+  __syncthreads();
+  take_turn();
+  const int64_t head = blockIdx.x / job.blocks;
+  const int first = static_cast<int>(blockIdx.x) % job.blocks * kGroups;
+  const int last = first + kGroups < job.key_tiles ? first + kGroups
+                                                           : job.key_tiles;
+  const int begin = a.causal ? first : 0;
+  const int first_key = static_cast<int>(head * job.key_tiles + first);
+  const int first_query = static_cast<int>(head * job.query_tiles);
+  PipelineState<kBackwardBuffers> at;
+  if (group == kGroups) {  // producer
+    registers_for_fetching<kGroups>();
+    if (threadIdx.x % kGroup > 0 || begin >= job.query_tiles) return;
+    mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kBlocks>::kBytes);
+    for (int g = 0; g < last - first; ++g) {
+      fetch_tile(ring.k[g], job.k, (first_key + g) * kTile, &ring.barriers.first);
+      fetch_tile(ring.v[g], job.v, (first_key + g) * kTile, &ring.barriers.first);
+    }
+    for (int t = begin; t < job.query_tiles; ++t) {
+      const int row = (first_query + t) * kTile;
+      Mbarrier* full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
+      fetch_tile(ring.slots[at.slot], job.q, row, full);
+      at.advance();
+      full = ring.barriers.begin(
+          at, TileSlot<kBlocks>::kBytes + static_cast<int>(sizeof ring.stats[0]));
+      fetch_tile(ring.slots[at.slot], job.grad, row, full);
+      tma_load(ring.stats[at.slot / 2], job.stats_map, full, row, 0, 0);
+      at.advance();
+    }
+    return;
+  }
+  registers_for_math<kGroups>();
+  const int tile = first + group;
+  const int64_t b = head / a.heads, h = head % a.heads, j = static_cast<int64_t>(tile) * kTile;
+  // Queries that see none of these keys come first.
+  const int mine = tile < last ? (a.causal ? tile : 0) : job.query_tiles;
+  const View<const float> bias = a.bias.head(b, h);
+  const Place place;
+  for (int t = begin; t < mine && t < job.query_tiles; ++t)
+    for (int each = 0; each < 2; ++each) {
+      ring.barriers.wait(at);
+      ring.barriers.give_back(at);
+    }
+  PipelineState<kBackwardBuffers> before = at;
+  float dk[kBlocks][kSums], dv[kBlocks][kSums];
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) dk[block][e] = dv[block][e] = 0.f;
+  const float scale = tile < last ? a.scale * kLog2E * job.undo_k[first_key + group] : 0.f;
+  const float undo_v = tile < last ? job.undo_v[first_key + group] : 0.f;
+  if (mine < job.query_tiles) mbarrier_wait(&ring.barriers.first, 0);
+#pragma unroll 1
+  for (int t = mine; t < job.query_tiles; ++t) {
+    const float undo_q = job.undo_q[first_query + t];
+    const TileSlot<kBlocks>& q = ring.slots[at.slot];
+    Sums s, u;
+    ring.barriers.wait(at);
+    multiply(s, ring.k[group], q);
+    at.advance();
+    const TileSlot<kBlocks>& grad = ring.slots[at.slot];
+    const auto& stats = ring.stats[at.slot / 2];
+    ring.barriers.wait(at);
+    if constexpr (kDk) multiply(u, ring.v[group], grad);
+    at.advance();
+    wgmma_wait<kDk ? 1 : 0>();
+    s.settle();
+
+    // Rows are keys here, columns queries.
+    const int64_t i = static_cast<int64_t>(t) * kTile;
+    float p[kSums];
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) p[e] = s.at(e) * (scale * undo_q);
+    if (bias.data) {
+#pragma unroll
+      for (int e = 0; e < kSums; ++e) {
+        const int64_t row = i + place.column + column_of(e), column = j + place.row + 8 * half_of(e);
+        if (row < a.queries && column < a.keys) p[e] = fmaf(bias(row, column), kLog2E, p[e]);
+      }
+    }
+    if (a.causal && t == tile) {
+#pragma unroll
+      for (int e = 0; e < kSums; ++e)
+        if (place.column + column_of(e) < place.row + 8 * half_of(e)) p[e] = -INFINITY;
+    }
+#pragma unroll
+    for (int e = 0; e < kSums; e += 4) {
+      float lse[2];
+      load2(lse, &stats[kLse2][place.column + column_of(e)]);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) p[e + x] = exp2_approximate(p[e + x] - lse[x % 2]);
+    }
+    if constexpr (kDk) wgmma_wait<0>(), u.settle();
+    float ds[kSums], undo[2];
+#pragma unroll
+    for (int e = 0; e < kSums; e += 4) {
+      float delta[2], undo_grad[2];
+      load2(delta, &stats[kDelta][place.column + column_of(e)]);
+      load2(undo_grad, &stats[kUndo][place.column + column_of(e)]);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        if constexpr (kDk) {
+          const float dp = u.at(e + x) * (undo_v * undo_grad[x % 2]);
+          ds[e + x] = p[e + x] * (dp - delta[x % 2]);
+        }
+        p[e + x] *= undo_grad[x % 2];
+      }
+    }
+    Fragments f;
+    if constexpr (kDv) {
+      split_rows(f, p, undo);
+      accumulate<kBlocks>(dv, f, grad, undo);
+    }
+    if constexpr (kDk) {
+      split_rows(f, ds, undo);
+      undo[0] *= undo_q, undo[1] *= undo_q;
+      accumulate<kBlocks>(dk, f, q, undo);
+    }
+    ring.barriers.give_back(before);
+    ring.barriers.give_back(before);
+  }
+  if (tile >= last) return;
+  const float of_dk[2] = {a.scale, a.scale}, of_dv[2] = {1.f, 1.f};
+  if constexpr (kDk) store_rows<kBlocks>(a.dk.head(b, h), j, a.keys, a.width, dk, of_dk);
+  if constexpr (kDv) store_rows<kBlocks>(a.dv.head(b, h), j, a.keys, a.width, dv, of_dv);
+}
+
+template <int kBlocks>
+__global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
+    attention_queries(const __grid_constant__ BackwardJob job) {
+  XGEMM_SHARED_DYNAMIC(ring, QueriesRing<kBlocks>);
+  constexpr int kGroups = kBackwardGroups<kBlocks>;
+  const Attention& a = job.a;
+  const int group = threadIdx.x / kGroup;
+  if (threadIdx.x == 0) ring.barriers.init(kGroups);
+  __syncthreads();
+  take_turn();
+  const int64_t head = blockIdx.x / job.blocks;
+  const int first =
+      (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
+  const int last = first + kGroups < job.query_tiles ? first + kGroups
+                                                             : job.query_tiles;
+  const int steps = tiles_seen(a, last - 1, job.key_tiles);
+  const int first_query = static_cast<int>(head * job.query_tiles + first);
+  const int first_key = static_cast<int>(head * job.key_tiles);
+  PipelineState<kBackwardBuffers> at;
+  if (group == kGroups) {  // producer
+    registers_for_fetching<kGroups>();
+    if (threadIdx.x % kGroup > 0) return;
+    mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kBlocks>::kBytes);
+    for (int g = 0; g < last - first; ++g) {
+      fetch_tile(ring.q[g], job.q, (first_query + g) * kTile, &ring.barriers.first);
+      fetch_tile(ring.grad[g], job.grad, (first_query + g) * kTile, &ring.barriers.first);
+    }
+    for (int t = 0; t < 2 * steps; ++t, at.advance()) {
+      Mbarrier* const full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
+      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, (first_key + t / 2) * kTile, full);
+    }
+    return;
+  }
+  registers_for_math<kGroups>();
+  const int tile = first + group;
+  const int64_t b = head / a.heads, h = head % a.heads, i = static_cast<int64_t>(tile) * kTile;
+  const int mine = tile < last ? tiles_seen(a, tile, job.key_tiles) : 0;
+  const View<const float> bias = a.bias.head(b, h);
+  const Place place;
+  float dq[kBlocks][kSums], lse[2] = {}, delta[2] = {}, undo_grad[2] = {};
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) dq[block][e] = 0.f;
+  if (mine) {
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      const int64_t row = static_cast<int64_t>(first_query + group) * kTile + place.row + 8 * x;
+      lse[x] = job.stats.plane(kLse2)[row];
+      delta[x] = job.stats.plane(kDelta)[row];
+      undo_grad[x] = job.stats.plane(kUndo)[row];
+    }
+    mbarrier_wait(&ring.barriers.first, 0);
+  }
+  const float scale = mine ? a.scale * kLog2E * job.undo_q[first_query + group] : 0.f;
+  PipelineState<kBackwardBuffers> before = at;
+#pragma unroll 1
+  for (int t = 0; t < mine; ++t) {
+    const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
+    const TileSlot<kBlocks>& k = ring.slots[at.slot];
+    Sums s, u;
+    ring.barriers.wait(at);
+    multiply(s, ring.q[group], k);
+    at.advance();
+    ring.barriers.wait(at);
+    multiply(u, ring.grad[group], ring.slots[at.slot]);
+    at.advance();
+    wgmma_wait<1>();
+    s.settle();
+    float p[kSums], undo[2];
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) p[e] = s.at(e) * (scale * undo_k);
+    mask_logits(p, a, bias, i, static_cast<int64_t>(t) * kTile);
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) p[e] = exp2_approximate(p[e] - lse[half_of(e)]);
+    wgmma_wait<0>();
+    u.settle();
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) {
+      const float dp = u.at(e) * (undo_v * undo_grad[half_of(e)]);
+      p[e] *= dp - delta[half_of(e)];
+    }
+    Fragments f;
+    split_rows(f, p, undo);
+    undo[0] *= undo_k, undo[1] *= undo_k;
+    accumulate<kBlocks>(dq, f, k, undo);
+    ring.barriers.give_back(before);
+    ring.barriers.give_back(before);
+  }
+  for (int t = 2 * mine; t < 2 * steps; ++t) {
+    ring.barriers.wait(at);
+    ring.barriers.give_back(at);
+  }
+  if (!mine) return;
+  const float of_dq[2] = {a.scale, a.scale};
+  store_rows<kBlocks>(a.dq.head(b, h), i, a.queries, a.width, dq, of_dq);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

@@ -1,0 +1,165 @@
+// The forward pass: a block has kGroups x 64 queries of a head, and goes over its keys, 64 at a
+// time. One warp fetches, each warpgroup multiplies and keeps softmax's running maximum and sum.
+//
+// Logits are in base 2, S = (Q K^T) scale log2(e) + bias log2(e). P is 2^(S - max + 15), so that its
+// two limbs have all that counts: 22 bits down to 2^-29, then an error of 2^-51.
+#pragma once
+
+#include "xgemm/attention/products.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+struct ForwardJob {
+  TensorMap q, k, v;
+  const float *undo_q, *undo_k, *undo_v;
+  Attention a;
+  int query_tiles, key_tiles;
+  int blocks;  // of a head
+};
+
+constexpr int kForwardGroups = 2, kForwardBuffers = 4;
+
+template <int kBlocks>
+struct ForwardRing {
+  TileSlot<kBlocks> q[kForwardGroups];
+  TileSlot<kBlocks> slots[kForwardBuffers];  // K's and V's tiles in turn
+  RingBarriers<kForwardBuffers> barriers;
+};
+
+// How many tiles of keys a tile of queries sees.
+__device__ __forceinline__ int tiles_seen(const Attention& a, int query_tile, int key_tiles) {
+  return a.causal && query_tile + 1 < key_tiles ? query_tile + 1 : key_tiles;
+}
+
+// S in base 2 of a tile from (i, j) on, where `sums` are in it already: bias, and -inf where a key
+// is not seen.
+__device__ __forceinline__ void mask_logits(float (&s)[kSums], const Attention& a,
+                                            const View<const float>& bias, int64_t i, int64_t j) {
+  const Place place;
+  if (bias.data) {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) {
+      const int64_t row = i + place.row + 8 * half_of(e), column = j + place.column + column_of(e);
+      if (row < a.queries && column < a.keys) s[e] = fmaf(bias(row, column), kLog2E, s[e]);
+    }
+  }
+  if (j + kTile > a.keys || (a.causal && j + kTile > i + 1)) {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) {
+      const int64_t row = i + place.row + 8 * half_of(e), column = j + place.column + column_of(e);
+      if (column >= a.keys || (a.causal && column > row)) s[e] = -INFINITY;
+    }
+  }
+}
+
+template <int kBlocks>
+__global__ void __launch_bounds__(threads_for(kForwardGroups), 1)
+    attention_forward(const __grid_constant__ ForwardJob job) {
+  XGEMM_SHARED_DYNAMIC(ring, ForwardRing<kBlocks>);
+  const Attention& a = job.a;
+  const int group = threadIdx.x / kGroup;
+  if (threadIdx.x == 0) ring.barriers.init(kForwardGroups);
+  __syncthreads();
+  take_turn();
+  // The longest blocks of a head first, where they differ.
+  const int64_t head = blockIdx.x / job.blocks;
+  const int first =
+      (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kForwardGroups;
+  const int last = first + kForwardGroups < job.query_tiles ? first + kForwardGroups
+                                                            : job.query_tiles;
+  const int steps = tiles_seen(a, last - 1, job.key_tiles);
+  const int first_query = static_cast<int>(head * job.query_tiles + first);
+  const int first_key = static_cast<int>(head * job.key_tiles);
+  PipelineState<kForwardBuffers> at;
+  if (group == kForwardGroups) {  // producer
+    registers_for_fetching<kForwardGroups>();
+    if (threadIdx.x % kGroup > 0) return;
+    mbarrier_expect(&ring.barriers.first, (last - first) * TileSlot<kBlocks>::kBytes);
+    for (int g = 0; g < last - first; ++g)
+      fetch_tile(ring.q[g], job.q, (first_query + g) * kTile, &ring.barriers.first);
+    for (int t = 0; t < 2 * steps; ++t, at.advance()) {
+      Mbarrier* const full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
+      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, (first_key + t / 2) * kTile, full);
+    }
+    return;
+  }
+  registers_for_math<kForwardGroups>();
+  const int tile = first + group;
+  const int64_t b = head / a.heads, h = head % a.heads, i = static_cast<int64_t>(tile) * kTile;
+  const int mine = tile < last ? tiles_seen(a, tile, job.key_tiles) : 0;
+  const View<const float> bias = a.bias.head(b, h);
+  float out[kBlocks][kSums], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) out[block][e] = 0.f;
+  const float scale = mine ? a.scale * kLog2E * job.undo_q[first_query + group] : 0.f;
+  if (mine) mbarrier_wait(&ring.barriers.first, 0);
+#pragma unroll 1
+  for (int t = 0; t < mine; ++t) {
+    const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
+    Sums s;
+    ring.barriers.wait(at);
+    multiply(s, ring.q[group], ring.slots[at.slot]);
+    wgmma_wait<0>();
+    s.settle();
+    ring.barriers.give_back(at);
+
+    float p[kSums], before[2];
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) p[e] = s.at(e) * (scale * undo_k);
+    mask_logits(p, a, bias, i, static_cast<int64_t>(t) * kTile);
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      float largest = -INFINITY;
+#pragma unroll
+      for (int e = 0; e < kSums; ++e)
+        if (half_of(e) == x) largest = fmaxf(largest, p[e]);
+      largest = fmaxf(most[x], largest_of_row(largest));
+      // Of a row that has seen no key yet, 2^(-inf - 0) = 0 and not NaN.
+      const float shift = largest == -INFINITY ? 0.f : largest - 15.f;
+      before[x] = exp2_approximate(most[x] - 15.f - shift);
+      most[x] = largest;
+      sum[x] *= before[x];
+#pragma unroll
+      for (int e = 0; e < kSums; ++e)
+        if (half_of(e) == x) p[e] = exp2_approximate(p[e] - shift), sum[x] += p[e];
+    }
+    Fragments f;
+    f.split(p);
+    ring.barriers.wait(at);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      Sums part;
+      multiply(part, f, ring.slots[at.slot].limbs[block]);
+      wgmma_wait<0>();
+      part.settle();
+#pragma unroll
+      for (int e = 0; e < kSums; ++e)
+        out[block][e] = fmaf(out[block][e], before[half_of(e)], part.at(e) * undo_v);
+    }
+    ring.barriers.give_back(at);
+  }
+  for (int t = 2 * mine; t < 2 * steps; ++t) {  // what other warpgroups need yet
+    ring.barriers.wait(at);
+    ring.barriers.give_back(at);
+  }
+  float scales[2];
+  const Place place;
+#pragma unroll
+  for (int x = 0; x < 2; ++x) {
+    const float all = sum_of_row(sum[x]);
+    // NaN, too, is no 0.
+    scales[x] = all == 0.f ? 0.f : 1.f / all;
+    const int64_t row = i + place.row + 8 * x;
+    if (place.column == 0 && row < a.lse_stride && tile < last)
+      a.lse[head * a.lse_stride + row] = all == 0.f || row >= a.queries
+                                             ? INFINITY
+                                             : (most[x] - 15.f + log2f(all)) * kLn2;
+  }
+  if (mine) store_rows<kBlocks>(a.out.head(b, h), i, a.queries, a.width, out, scales);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm

@@ -1,0 +1,224 @@
+// Operands of attention as tensor cores read them: each element in two fp16 limbs, tiles of 64 rows
+// by 64 columns for each limb, all of one scale or of one for each row.
+//
+// The second limb is scaled by 2^11 more, as in kFp16x3. With a tile's largest element between 2^14
+// and 2^15 elements down to 2^-29 of it have 22 bits; smaller ones have an error of 2^-51 of it.
+// Limbs lie plain, [block of 64 columns][limb][row][64]; a head's rows are filled up with zeros to
+// whole tiles, and TMA swizzles.
+#pragma once
+
+#include "xgemm/core/attention.h"
+#include "xgemm/core/workspace.h"
+#include "xgemm/device/half.h"
+#include "xgemm/device/launch.h"
+#include "xgemm/device/ptx/base.h"
+#include "xgemm/device/tensor_map.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+constexpr int kTile = 64;  // rows, and columns of a block
+constexpr int kTileBytes = kTile * kTile * 2;  // of one limb of a block
+constexpr float kLoScale = 2048.f;
+
+// Of a head's rows.
+XGEMM_HD int64_t tiles_of(int64_t rows) { return ceil_div(rows, kTile); }
+
+// An operand's limbs.
+struct Tiles {
+  void* data = nullptr;
+  float* undo = nullptr;  // [head][tile]: what a tile's products are multiplied by
+  int64_t heads = 0, tiles = 0;  // of a head
+  int blocks = 1;
+
+  int64_t rows() const { return heads * tiles * kTile; }
+};
+inline Tiles place_tiles(Layout& all, int64_t heads, int64_t rows, int blocks) {
+  Tiles t{.heads = heads, .tiles = tiles_of(rows), .blocks = blocks};
+  t.data = all.place(times(static_cast<size_t>(t.rows()), static_cast<size_t>(blocks) * 256));
+  t.undo = static_cast<float*>(all.place(static_cast<size_t>(heads * t.tiles) * sizeof(float)));
+  return t;
+}
+inline TensorMap map_of(const Tiles& t) {
+  return make_tensor_map({.data = t.data,
+                          .size = {kTile, static_cast<uint64_t>(t.rows()),
+                                   static_cast<uint64_t>(2 * t.blocks)},
+                          .stride = {2 * kTile, static_cast<uint64_t>(t.rows()) * 2 * kTile},
+                          .box = {kTile, kTile, 1},
+                          .swizzle = 128});
+}
+
+// What the backward pass needs of each query beside limbs: kStats planes of [head][row], filled up
+// to whole tiles.
+enum Stat { kLse2, kDelta, kUndo, kStats };
+struct Stats {
+  float* data = nullptr;
+  int64_t rows = 0;
+  XGEMM_HD float* plane(Stat s) const { return data + s * rows; }
+};
+inline TensorMap map_of(const Stats& s) {
+  return make_tensor_map({.data = s.data,
+                          .size = {static_cast<uint64_t>(s.rows), kStats, 1},
+                          .stride = {static_cast<uint64_t>(s.rows) * 4,
+                                     static_cast<uint64_t>(s.rows) * 4 * kStats},
+                          .box = {kTile, kStats, 1},
+                          .element = 4});
+}
+
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+// 2^e for elements that are at most `largest`, whose bits these are: it comes to 2^14 to 2^15.
+__device__ __forceinline__ int exponent_for(uint32_t largest) {
+  const int e = 141 - static_cast<int>(largest >> 23);
+  return e < 126 ? e : 126;
+}
+// The bits of |x|, but those of 0 of what is not finite.
+__device__ __forceinline__ uint32_t finite_size(float x) {
+  const uint32_t bits = float_to_bits(x) & 0x7fffffffu;
+  return bits < 0x7f800000u ? bits : 0;
+}
+__device__ __forceinline__ uint32_t larger(uint32_t x, uint32_t y) { return x > y ? x : y; }
+
+// Two elements, scaled, in their limbs.
+__device__ __forceinline__ void split2(float x0, float x1, uint32_t& hi, uint32_t& lo) {
+  float h0, h1;
+  hi = pack_half2<Half::fp16>(x0, x1);
+  unpack_half2<Half::fp16>(hi, h0, h1);
+  lo = pack_half2<Half::fp16>((x0 - h0) * kLoScale, (x1 - h1) * kLoScale);
+}
+
+// One operand's part of a launch; `grid` blocks of it, a tile each.
+struct TilesJob {
+  Heads<const float> x;
+  Tiles tiles;
+  int64_t heads = 1, rows = 0, width = 0;  // heads of a sequence
+  bool vectors = false;  // four columns are 16 bytes, aligned
+  // Of dO: rows have a scale each, in `stats`, which also gets these rows' other numbers.
+  bool by_row = false;
+  Heads<const float> out;
+  const float* lse = nullptr;
+  int64_t lse_stride = 0;
+  Stats stats;
+
+  XGEMM_HD int64_t grid() const { return tiles.heads * tiles.tiles; }
+};
+constexpr int kMostOperands = 4;
+struct TilesJobs {
+  TilesJob job[kMostOperands];
+  int count = 0;
+
+  void add(const TilesJob& j) { job[count++] = j; }
+};
+
+constexpr int kTilesThreads = 128;
+
+// A thread has four columns of each of kPasses rows.
+template <int kBlocks>
+__global__ void __launch_bounds__(kTilesThreads)
+    decompose_tiles(const __grid_constant__ TilesJobs jobs) {
+  constexpr int kLanes = kBlocks * kTile / 4, kRows = kTilesThreads / kLanes;
+  constexpr int kPasses = kTile / kRows;
+  XGEMM_SHARED(largest_of_warp, uint32_t[kTilesThreads / 32]);
+  take_turn();
+  int64_t block = blockIdx.x;
+  int which = 0;
+  for (; block >= jobs.job[which].grid(); ++which) block -= jobs.job[which].grid();
+  const TilesJob& job = jobs.job[which];
+  const int64_t head = block / job.tiles.tiles, first = block % job.tiles.tiles * kTile;
+  const int64_t b = head / job.heads, h = head % job.heads;
+  const int thread = threadIdx.x, lane = thread % kLanes, line = thread / kLanes;
+  const int column = lane * 4;
+  const auto fetch = [&](const Heads<const float>& from, bool vectors, int64_t row, float* to) {
+    const View<const float> its = from.head(b, h);
+    if (vectors && row < job.rows && column < job.width) return load4(to, its.ptr(row, column));
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      to[c] = row < job.rows && column + c < job.width ? its(row, column + c) : 0.f;
+  };
+  float x[kPasses][4];
+  uint32_t largest[kPasses], largest_of_all = 0;
+#pragma unroll
+  for (int p = 0; p < kPasses; ++p) fetch(job.x, job.vectors, first + line + p * kRows, x[p]);
+#pragma unroll
+  for (int p = 0; p < kPasses; ++p) {
+    largest[p] = 0;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) largest[p] = larger(largest[p], finite_size(x[p][c]));
+    largest_of_all = larger(largest_of_all, largest[p]);
+  }
+  if (job.by_row) {
+#pragma unroll
+    for (int p = 0; p < kPasses; ++p) {
+      const int64_t row = first + line + p * kRows;
+      float o[4], delta = 0.f;
+      fetch(job.out, false, row, o);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) delta = fmaf(x[p][c], o[c], delta);
+#pragma unroll
+      for (int step = kLanes / 2; step > 0; step /= 2) {
+        largest[p] = larger(largest[p], __shfl_xor_sync(0xffffffffu, largest[p], step));
+        delta += __shfl_xor_sync(0xffffffffu, delta, step);
+      }
+      if (lane == 0) {
+        const int64_t at = head * job.tiles.tiles * kTile + row;
+        const bool inside = row < job.rows;
+        job.stats.plane(kLse2)[at] =
+            inside ? job.lse[head * job.lse_stride + row] * kLog2E : INFINITY;
+        job.stats.plane(kDelta)[at] = delta;
+        job.stats.plane(kUndo)[at] = power_of_2(-exponent_for(largest[p]));
+      }
+    }
+  } else {
+    largest_of_all = __reduce_max_sync(0xffffffffu, largest_of_all);
+    if (thread % 32 == 0) largest_of_warp[thread / 32] = largest_of_all;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < kTilesThreads / 32; ++w)
+      largest_of_all = larger(largest_of_all, largest_of_warp[w]);
+    if (thread == 0) job.tiles.undo[block] = power_of_2(-exponent_for(largest_of_all));
+  }
+  const int64_t rows = job.tiles.heads * job.tiles.tiles * kTile;
+  float* const to = static_cast<float*>(job.tiles.data) + column % kTile / 2;
+#pragma unroll
+  for (int p = 0; p < kPasses; ++p) {
+    const float scale = power_of_2(exponent_for(job.by_row ? largest[p] : largest_of_all));
+    const int64_t row = head * job.tiles.tiles * kTile + first + line + p * kRows;
+    uint32_t hi[2], lo[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+      split2(x[p][2 * c] * scale, x[p][2 * c + 1] * scale, hi[c], lo[c]);
+    const int64_t plane = column / kTile * 2;
+    store2(to + (plane * rows + row) * (kTile / 2), bits_to_float(hi[0]), bits_to_float(hi[1]));
+    store2(to + ((plane + 1) * rows + row) * (kTile / 2), bits_to_float(lo[0]),
+           bits_to_float(lo[1]));
+  }
+}
+
+inline bool in_vectors(const Heads<const float>& x, int64_t width) {
+  return x.cs == 1 && width % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&
+         x.bs % 4 == 0 && x.hs % 4 == 0 && x.rs % 4 == 0;
+}
+
+inline TilesJob job_of(const Attention& a, const Heads<const float>& x, const Tiles& tiles,
+                       int64_t rows) {
+  return {.x = x,
+          .tiles = tiles,
+          .heads = a.heads,
+          .rows = rows,
+          .width = a.width,
+          .vectors = in_vectors(x, a.width)};
+}
+
+template <int kBlocks>
+void launch_tiles_of(const TilesJobs& jobs, const Context& context) {
+  int64_t blocks = 0;
+  for (int i = 0; i < jobs.count; ++i) blocks += jobs.job[i].grid();
+  if (blocks > kMaxGridX) throw std::invalid_argument("xgemm: too many rows of attention");
+  launch(decompose_tiles<kBlocks>,
+         {.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kTilesThreads),
+          .dependent = may_take_turn(context.device, blocks)},
+         context, jobs);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm
