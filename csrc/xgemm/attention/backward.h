@@ -41,20 +41,17 @@ struct QueriesRing {
   RingBarriers<kBackwardBuffers> barriers;
 };
 
-// += `undo` times the rows' scales times A B.
-template <int kBlocks>
+// += `undo` times A B; meanwhile() as in multiply_blocks.
+template <int kBlocks, class Meanwhile>
 __device__ __forceinline__ void accumulate(float (&to)[kBlocks][kSums], const Fragments& f,
-                                           const TileSlot<kBlocks>& b, const float (&undo)[2]) {
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    Sums part;
-    multiply(part, f, b.limbs[block]);
-    wgmma_wait<0>();
-    part.settle();
+                                           const TileSlot<kBlocks>& b, const float (&undo)[2],
+                                           const Meanwhile& meanwhile) {
+  const auto add = [&](int block, const Sums& part) {
 #pragma unroll
     for (int e = 0; e < kSums; ++e)
       to[block][e] = fmaf(part.at(e), undo[half_of(e)], to[block][e]);
-  }
+  };
+  multiply_blocks(f, b, add, meanwhile);
 }
 
 // Of 128 columns a launch each makes dV and dK: a thread has no registers for the sums of both.
@@ -104,30 +101,37 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
   const int mine = tile < last ? (a.causal ? tile : 0) : job.query_tiles;
   const View<const float> bias = a.bias.head(b, h);
   const Place place;
-  for (int t = begin; t < mine && t < job.query_tiles; ++t)
-    for (int each = 0; each < 2; ++each) {
-      ring.barriers.wait(at);
-      ring.barriers.give_back(at);
-    }
-  PipelineState<kBackwardBuffers> before = at;
   float dk[kBlocks][kSums], dv[kBlocks][kSums];
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) dk[block][e] = dv[block][e] = 0.f;
-  const float scale = tile < last ? a.scale * kLog2E * job.undo_k[first_key + group] : 0.f;
-  const float undo_v = tile < last ? job.undo_v[first_key + group] : 0.f;
-  if (mine < job.query_tiles) mbarrier_wait(&ring.barriers.first, 0);
+  const auto store = [&] {
+    const float of_dk[2] = {a.scale, a.scale}, of_dv[2] = {1.f, 1.f};
+    if constexpr (kDk) store_rows<kBlocks>(a.dk.head(b, h), j, a.keys, a.width, dk, of_dk);
+    if constexpr (kDv) store_rows<kBlocks>(a.dv.head(b, h), j, a.keys, a.width, dv, of_dv);
+  };
+  for (int t = begin; t < mine && t < job.query_tiles; ++t)
+    for (int each = 0; each < 2; ++each) ring.barriers.wait(at), ring.barriers.give_back(at);
+  if (mine >= job.query_tiles) {
+    if (tile < last) store();
+    return;
+  }
+  const float scale = a.scale * kLog2E * job.undo_k[first_key + group];
+  const float undo_v = job.undo_v[first_key + group];
+  PipelineState<kBackwardBuffers> before = at;
+  mbarrier_wait(&ring.barriers.first, 0);
 #pragma unroll 1
   for (int t = mine; t < job.query_tiles; ++t) {
     const float undo_q = job.undo_q[first_query + t];
     const TileSlot<kBlocks>& q = ring.slots[at.slot];
-    Sums s, u;
+    Sums s;
     ring.barriers.wait(at);
     multiply(s, ring.k[group], q);
     at.advance();
     const TileSlot<kBlocks>& grad = ring.slots[at.slot];
     const auto& stats = ring.stats[at.slot / 2];
+    [[maybe_unused]] Sums u;
     ring.barriers.wait(at);
     if constexpr (kDk) multiply(u, ring.v[group], grad);
     at.advance();
@@ -159,7 +163,7 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
       for (int x = 0; x < 4; ++x) p[e + x] = exp2_approximate(p[e + x] - lse[x % 2]);
     }
     if constexpr (kDk) wgmma_wait<0>(), u.settle();
-    float ds[kSums], undo[2];
+    [[maybe_unused]] float ds[kSums], undo[2], undo_ds[2];
 #pragma unroll
     for (int e = 0; e < kSums; e += 4) {
       float delta[2], undo_grad[2];
@@ -174,23 +178,24 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
         p[e + x] *= undo_grad[x % 2];
       }
     }
-    Fragments f;
+    [[maybe_unused]] Fragments of_p, of_ds;
+    const auto split_ds = [&] {
+      split_rows(of_ds, ds, undo_ds);
+      undo_ds[0] *= undo_q, undo_ds[1] *= undo_q;
+    };
     if constexpr (kDv) {
-      split_rows(f, p, undo);
-      accumulate<kBlocks>(dv, f, grad, undo);
+      split_rows(of_p, p, undo);
+      accumulate(dv, of_p, grad, undo, [&] {
+        if constexpr (kDk) split_ds();
+      });
+    } else {
+      split_ds();
     }
-    if constexpr (kDk) {
-      split_rows(f, ds, undo);
-      undo[0] *= undo_q, undo[1] *= undo_q;
-      accumulate<kBlocks>(dk, f, q, undo);
-    }
+    if constexpr (kDk) accumulate(dk, of_ds, q, undo_ds, [] {});
     ring.barriers.give_back(before);
     ring.barriers.give_back(before);
   }
-  if (tile >= last) return;
-  const float of_dk[2] = {a.scale, a.scale}, of_dv[2] = {1.f, 1.f};
-  if constexpr (kDk) store_rows<kBlocks>(a.dk.head(b, h), j, a.keys, a.width, dk, of_dk);
-  if constexpr (kDv) store_rows<kBlocks>(a.dv.head(b, h), j, a.keys, a.width, dv, of_dv);
+  store();
 }
 
 template <int kBlocks>
@@ -230,33 +235,37 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
   const int tile = first + group;
   const int64_t b = head / a.heads, h = head % a.heads, i = static_cast<int64_t>(tile) * kTile;
   const int mine = tile < last ? tiles_seen(a, tile, job.key_tiles) : 0;
+  const auto skip = [&] {
+    for (int t = 2 * mine; t < 2 * steps; ++t) ring.barriers.wait(at), ring.barriers.give_back(at);
+  };
+  if (!mine) return skip();
   const View<const float> bias = a.bias.head(b, h);
   const Place place;
-  float dq[kBlocks][kSums], lse[2] = {}, delta[2] = {}, undo_grad[2] = {};
+  float dq[kBlocks][kSums], lse[2], delta[2], undo_grad[2];
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) dq[block][e] = 0.f;
-  if (mine) {
 #pragma unroll
-    for (int x = 0; x < 2; ++x) {
-      const int64_t row = static_cast<int64_t>(first_query + group) * kTile + place.row + 8 * x;
-      lse[x] = job.stats.plane(kLse2)[row];
-      delta[x] = job.stats.plane(kDelta)[row];
-      undo_grad[x] = job.stats.plane(kUndo)[row];
-    }
-    mbarrier_wait(&ring.barriers.first, 0);
+  for (int x = 0; x < 2; ++x) {
+    const int64_t row = static_cast<int64_t>(first_query + group) * kTile + place.row + 8 * x;
+    lse[x] = job.stats.plane(kLse2)[row];
+    delta[x] = job.stats.plane(kDelta)[row];
+    undo_grad[x] = job.stats.plane(kUndo)[row];
   }
-  const float scale = mine ? a.scale * kLog2E * job.undo_q[first_query + group] : 0.f;
+  const float scale = a.scale * kLog2E * job.undo_q[first_query + group];
   PipelineState<kBackwardBuffers> before = at;
-#pragma unroll 1
-  for (int t = 0; t < mine; ++t) {
-    const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
-    const TileSlot<kBlocks>& k = ring.slots[at.slot];
-    Sums s, u;
+  Sums s;
+  const auto begin_logits = [&] {
     ring.barriers.wait(at);
-    multiply(s, ring.q[group], k);
+    multiply(s, ring.q[group], ring.slots[at.slot]);
     at.advance();
+  };
+  const auto step = [&](int t, auto another) {
+    const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
+    const TileSlot<kBlocks>& k = ring.slots[before.slot];
+    Sums u;
+    if constexpr (!kLogitsAhead<kBlocks>) begin_logits();
     ring.barriers.wait(at);
     multiply(u, ring.grad[group], ring.slots[at.slot]);
     at.advance();
@@ -275,18 +284,21 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
       const float dp = u.at(e) * (undo_v * undo_grad[half_of(e)]);
       p[e] *= dp - delta[half_of(e)];
     }
+    if constexpr (another() && kLogitsAhead<kBlocks>) begin_logits();
     Fragments f;
     split_rows(f, p, undo);
     undo[0] *= undo_k, undo[1] *= undo_k;
-    accumulate<kBlocks>(dq, f, k, undo);
+    accumulate(dq, f, k, undo, [] {});
     ring.barriers.give_back(before);
     ring.barriers.give_back(before);
-  }
-  for (int t = 2 * mine; t < 2 * steps; ++t) {
-    ring.barriers.wait(at);
-    ring.barriers.give_back(at);
-  }
-  if (!mine) return;
+  };
+  mbarrier_wait(&ring.barriers.first, 0);
+  if constexpr (kLogitsAhead<kBlocks>) begin_logits();
+#pragma unroll 1
+  for (int t = 0; t + 1 < mine; ++t) step(t, std::true_type());
+  step(mine - 1, std::false_type());
+  at = before;
+  skip();
   const float of_dq[2] = {a.scale, a.scale};
   store_rows<kBlocks>(a.dq.head(b, h), i, a.queries, a.width, dq, of_dq);
 }

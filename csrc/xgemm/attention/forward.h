@@ -5,6 +5,8 @@
 // two limbs have all that counts: 22 bits down to 2^-29, then an error of 2^-51.
 #pragma once
 
+#include <type_traits>
+
 #include "xgemm/attention/products.h"
 
 namespace xgemm {
@@ -19,6 +21,11 @@ struct ForwardJob {
 };
 
 constexpr int kForwardGroups = 2, kForwardBuffers = 4;
+
+// Whether the next tile's logits are begun before this one's softmax, and run meanwhile: of 128
+// columns a thread has no registers for it.
+template <int kBlocks>
+constexpr bool kLogitsAhead = kBlocks == 1;
 
 template <int kBlocks>
 struct ForwardRing {
@@ -88,27 +95,37 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups), 1)
   const int tile = first + group;
   const int64_t b = head / a.heads, h = head % a.heads, i = static_cast<int64_t>(tile) * kTile;
   const int mine = tile < last ? tiles_seen(a, tile, job.key_tiles) : 0;
+  // What other warpgroups need after this one's last tile.
+  const auto skip = [&] {
+    for (int t = 2 * mine; t < 2 * steps; ++t) ring.barriers.wait(at), ring.barriers.give_back(at);
+  };
+  if (!mine) return skip();
   const View<const float> bias = a.bias.head(b, h);
+  const float scale = a.scale * kLog2E * job.undo_q[first_query + group];
   float out[kBlocks][kSums], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) out[block][e] = 0.f;
-  const float scale = mine ? a.scale * kLog2E * job.undo_q[first_query + group] : 0.f;
-  if (mine) mbarrier_wait(&ring.barriers.first, 0);
-#pragma unroll 1
-  for (int t = 0; t < mine; ++t) {
+  Sums s;
+  const auto begin_logits = [&](const PipelineState<kForwardBuffers>& its) {
+    ring.barriers.wait(its);
+    multiply(s, ring.q[group], ring.slots[its.slot]);
+  };
+  const auto step = [&](int t, auto another) {
     const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
-    Sums s;
-    ring.barriers.wait(at);
-    multiply(s, ring.q[group], ring.slots[at.slot]);
+    if constexpr (!kLogitsAhead<kBlocks>) begin_logits(at);
     wgmma_wait<0>();
     s.settle();
     ring.barriers.give_back(at);
-
     float p[kSums], before[2];
 #pragma unroll
     for (int e = 0; e < kSums; ++e) p[e] = s.at(e) * (scale * undo_k);
+    if constexpr (another() && kLogitsAhead<kBlocks>) {
+      PipelineState<kForwardBuffers> next = at;
+      next.advance();
+      begin_logits(next);
+    }
     mask_logits(p, a, bias, i, static_cast<int64_t>(t) * kTile);
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
@@ -129,22 +146,21 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups), 1)
     Fragments f;
     f.split(p);
     ring.barriers.wait(at);
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      Sums part;
-      multiply(part, f, ring.slots[at.slot].limbs[block]);
-      wgmma_wait<0>();
-      part.settle();
+    const auto add = [&](int block, const Sums& part) {
 #pragma unroll
       for (int e = 0; e < kSums; ++e)
         out[block][e] = fmaf(out[block][e], before[half_of(e)], part.at(e) * undo_v);
-    }
+    };
+    multiply_blocks(f, ring.slots[at.slot], add, [] {});
     ring.barriers.give_back(at);
-  }
-  for (int t = 2 * mine; t < 2 * steps; ++t) {  // what other warpgroups need yet
-    ring.barriers.wait(at);
-    ring.barriers.give_back(at);
-  }
+  };
+  mbarrier_wait(&ring.barriers.first, 0);
+  if constexpr (kLogitsAhead<kBlocks>) begin_logits(at);
+#pragma unroll 1
+  for (int t = 0; t + 1 < mine; ++t) step(t, std::true_type());
+  step(mine - 1, std::false_type());
+  skip();
+
   float scales[2];
   const Place place;
 #pragma unroll
@@ -153,12 +169,12 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups), 1)
     // NaN, too, is no 0.
     scales[x] = all == 0.f ? 0.f : 1.f / all;
     const int64_t row = i + place.row + 8 * x;
-    if (place.column == 0 && row < a.lse_stride && tile < last)
+    if (place.column == 0 && row < a.lse_stride)
       a.lse[head * a.lse_stride + row] = all == 0.f || row >= a.queries
                                              ? INFINITY
                                              : (most[x] - 15.f + log2f(all)) * kLn2;
   }
-  if (mine) store_rows<kBlocks>(a.out.head(b, h), i, a.queries, a.width, out, scales);
+  store_rows<kBlocks>(a.out.head(b, h), i, a.queries, a.width, out, scales);
 }
 
 }  // namespace XGEMM_FLAVOUR

@@ -141,6 +141,22 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& a,
   wgmma_commit();
 }
 
+// `add(block, part)` of each block of A B's columns. meanwhile() is called when the first one's
+// products have begun.
+template <int kBlocks, class Add, class Meanwhile>
+__device__ __forceinline__ void multiply_blocks(const Fragments& a, const TileSlot<kBlocks>& b,
+                                                const Add& add, const Meanwhile& meanwhile) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    Sums part;
+    multiply(part, a, b.limbs[block]);
+    if (block == 0) meanwhile();
+    wgmma_wait<0>();
+    part.settle();
+    add(block, part);
+  }
+}
+
 // Rows of a result, `scale` times the sums, two at a time where they lie so.
 template <int kBlocks>
 __device__ __forceinline__ void store_rows(const View<float>& to, int64_t row, int64_t rows,
