@@ -3,6 +3,8 @@
 //
 // arch: sm_90a
 
+#include <cmath>
+
 #include "xgemm/attention/backward.h"
 
 namespace xgemm::XGEMM_FLAVOUR {
@@ -23,29 +25,30 @@ Plan plan_tiles(const Attention& a, bool backward, void* workspace) {
   p.v = place_tiles(all, a.all_heads(), a.keys, blocks);
   if (backward) {
     p.grad = place_tiles(all, a.all_heads(), a.queries, blocks);
-    p.stats.rows = p.q.rows();
-    p.stats.data = static_cast<float*>(
-        all.place(times(static_cast<size_t>(p.stats.rows), kStats * sizeof(float))));
+    p.stats = {.heads = a.all_heads(), .rows = a.queries};
+    p.stats.data = static_cast<float*>(all.place(times(
+        static_cast<size_t>(p.stats.heads * kStats), static_cast<size_t>(p.stats.stride()) * 4)));
   }
   p.bytes = all.bytes;
   return p;
 }
 
-// Rows are TMA's coordinates, of 32 bits.
-void require_rows(const Plan& p) {
-  if (p.q.rows() > INT32_MAX - 1024 || p.k.rows() > INT32_MAX - 1024)
-    throw std::invalid_argument("xgemm: attention has over 2^31 rows in all");
+// TMA's coordinates have 32 bits, and so have a head's rows and its tiles among all.
+void require_size(const Attention& a) {
+  const int64_t rows = std::max(a.queries, a.keys);
+  if (rows > INT32_MAX - 1024 || a.all_heads() > INT32_MAX / 4 ||
+      a.all_heads() * tiles_of(rows) > kMaxGridX)
+    throw std::invalid_argument("xgemm: attention has over 2^31 rows, heads or tiles");
 }
 
 dim3 grid_of(const Attention& a, int blocks) {
-  if (a.all_heads() * blocks > kMaxGridX)
-    throw std::invalid_argument("xgemm: attention has over 2^31 - 1 tiles");
   return {static_cast<unsigned>(a.all_heads() * blocks)};
 }
 
 void decompose(const Attention& a, const Plan& p, bool backward, const Context& context) {
   TilesJobs jobs;
   jobs.add(job_of(a, a.q, p.q, a.queries));
+  jobs.job[0].factor = std::copysign(1.f, a.scale);  // kernels have its size alone
   jobs.add(job_of(a, a.k, p.k, a.keys));
   jobs.add(job_of(a, a.v, p.v, a.keys));
   if (backward) {
@@ -69,18 +72,19 @@ void run_forward_of(const Attention& a, const Plan& p, const Context& context) {
                  .undo_k = p.k.undo,
                  .undo_v = p.v.undo,
                  .a = a,
-                 .query_tiles = static_cast<int>(p.q.tiles),
-                 .key_tiles = static_cast<int>(p.k.tiles),
-                 .blocks = static_cast<int>(ceil_div(p.q.tiles, kForwardGroups))};
-  launch(attention_forward<kBlocks>,
+                 .base2 = std::fabs(a.scale) * kLog2E,
+                 .query_tiles = static_cast<int>(p.q.tiles()),
+                 .key_tiles = static_cast<int>(p.k.tiles()),
+                 .blocks = static_cast<int>(ceil_div(p.q.tiles(), kForwardGroups<kBlocks>))};
+  launch(a.bias.data ? attention_forward<kBlocks, true> : attention_forward<kBlocks, false>,
          {.grid = grid_of(a, job.blocks),
-          .block = dim3(threads_for(kForwardGroups)),
+          .block = dim3(threads_for(kForwardGroups<kBlocks>)),
           .smem = sizeof(ForwardRing<kBlocks>),
           .dependent = may_depend(context.device)},
          context, job);
 }
 
-template <int kBlocks>
+template <int kBlocks, bool kBias>
 void run_backward_of(const Attention& a, const Plan& p, const Context& context) {
   BackwardJob job{.q = map_of(p.q),
                   .k = map_of(p.k),
@@ -90,33 +94,40 @@ void run_backward_of(const Attention& a, const Plan& p, const Context& context) 
                   .undo_q = p.q.undo,
                   .undo_k = p.k.undo,
                   .undo_v = p.v.undo,
+                  .undo_grad = p.grad.undo,
                   .stats = p.stats,
                   .a = a,
-                  .query_tiles = static_cast<int>(p.q.tiles),
-                  .key_tiles = static_cast<int>(p.k.tiles),
-                  .blocks = static_cast<int>(ceil_div(p.k.tiles, kBackwardGroups<kBlocks>))};
+                  .base2 = std::fabs(a.scale) * kLog2E,
+                  .query_tiles = static_cast<int>(p.q.tiles()),
+                  .key_tiles = static_cast<int>(p.k.tiles()),
+                  .blocks = static_cast<int>(ceil_div(p.k.tiles(), kKeysGroups<kBlocks>))};
   const auto enqueue = [&](void (*kernel)(BackwardJob), size_t smem) {
     launch(kernel,
            {.grid = grid_of(a, job.blocks),
-            .block = dim3(threads_for(kBackwardGroups<kBlocks>)),
+            .block = dim3(threads_for(kKeysGroups<kBlocks>)),
             .smem = smem,
             .dependent = may_depend(context.device)},
            context, job);
   };
   if constexpr (kBlocks == 1) {
-    enqueue(attention_keys<kBlocks, true, true>, sizeof(KeysRing<kBlocks>));
+    enqueue(attention_keys<kBlocks, kBias, true, true>, sizeof(KeysRing<kBlocks>));
   } else {
-    enqueue(attention_keys<kBlocks, true, false>, sizeof(KeysRing<kBlocks>));
-    enqueue(attention_keys<kBlocks, false, true>, sizeof(KeysRing<kBlocks>));
+    enqueue(attention_keys<kBlocks, kBias, true, false>, sizeof(KeysRing<kBlocks>));
+    enqueue(attention_keys<kBlocks, kBias, false, true>, sizeof(KeysRing<kBlocks>));
   }
-  job.blocks = static_cast<int>(ceil_div(p.q.tiles, kBackwardGroups<kBlocks>));
-  enqueue(attention_queries<kBlocks>, sizeof(QueriesRing<kBlocks>));
+  job.blocks = static_cast<int>(ceil_div(p.q.tiles(), kQueriesGroups<kBlocks>));
+  launch(attention_queries<kBlocks, kBias>,
+         {.grid = grid_of(a, job.blocks),
+          .block = dim3(threads_for(kQueriesGroups<kBlocks>)),
+          .smem = sizeof(QueriesRing<kBlocks>),
+          .dependent = may_depend(context.device)},
+         context, job);
 }
 
 size_t forward_workspace(const Attention& a) { return plan_tiles(a, false, nullptr).bytes; }
 void run_forward(const Attention& a, const Context& context) {
   const Plan p = plan_tiles(a, false, context.workspace);
-  require_rows(p);
+  require_size(a);
   decompose(a, p, false, context);
   if (p.q.blocks == 1) run_forward_of<1>(a, p, context);
   else run_forward_of<2>(a, p, context);
@@ -125,10 +136,11 @@ void run_forward(const Attention& a, const Context& context) {
 size_t backward_workspace(const Attention& a) { return plan_tiles(a, true, nullptr).bytes; }
 void run_backward(const Attention& a, const Context& context) {
   const Plan p = plan_tiles(a, true, context.workspace);
-  require_rows(p);
+  require_size(a);
   decompose(a, p, true, context);
-  if (p.q.blocks == 1) run_backward_of<1>(a, p, context);
-  else run_backward_of<2>(a, p, context);
+  if (p.q.blocks == 1)
+    (a.bias.data ? run_backward_of<1, true> : run_backward_of<1, false>)(a, p, context);
+  else (a.bias.data ? run_backward_of<2, true> : run_backward_of<2, false>)(a, p, context);
 }
 
 const RegisterAttention registered(kFlavour, {.forward = {forward_workspace, run_forward},

@@ -7,6 +7,8 @@
 // both: seven products in place of five, no atomic additions, and P^T and dS never leave registers.
 #pragma once
 
+#include <type_traits>
+
 #include "xgemm/attention/forward.h"
 
 namespace xgemm {
@@ -14,29 +16,35 @@ inline namespace XGEMM_FLAVOUR {
 
 struct BackwardJob {
   TensorMap q, k, v, grad, stats_map;
-  const float *undo_q, *undo_k, *undo_v;
+  const float *undo_q, *undo_k, *undo_v, *undo_grad;
   Stats stats;
   Attention a;
+  float base2;  // |scale| log2(e): Q has its sign
   int query_tiles, key_tiles;
   int blocks;  // of a head
 };
 
 // Two warpgroups share what comes by; of 128 columns shared memory holds the tiles of one.
 template <int kBlocks>
-constexpr int kBackwardGroups = kBlocks == 1 ? 2 : 1;
+constexpr int kKeysGroups = kBlocks == 1 ? 2 : 1;
+template <int kBlocks>
+constexpr int kQueriesGroups = kBlocks == 1 ? 2 : 1;
 constexpr int kBackwardBuffers = 4;
+// Whether dP's products run while P is made; of 128 columns a bias takes the registers for it.
+template <int kBlocks, bool kBias>
+constexpr bool kTogether = kBlocks == 1 || !kBias;
 
 // What a block goes over comes in pairs: Q's and dO's tiles, or K's and V's.
 template <int kBlocks>
 struct KeysRing {
-  TileSlot<kBlocks> k[kBackwardGroups<kBlocks>], v[kBackwardGroups<kBlocks>];
+  TileSlot<kBlocks> k[kKeysGroups<kBlocks>], v[kKeysGroups<kBlocks>];
   TileSlot<kBlocks> slots[kBackwardBuffers];
   float stats[kBackwardBuffers / 2][kStats][kTile];  // come with dO
   RingBarriers<kBackwardBuffers> barriers;
 };
 template <int kBlocks>
 struct QueriesRing {
-  TileSlot<kBlocks> q[kBackwardGroups<kBlocks>], grad[kBackwardGroups<kBlocks>];
+  TileSlot<kBlocks> q[kQueriesGroups<kBlocks>], grad[kQueriesGroups<kBlocks>];
   TileSlot<kBlocks> slots[kBackwardBuffers];
   RingBarriers<kBackwardBuffers> barriers;
 };
@@ -55,13 +63,13 @@ __device__ __forceinline__ void accumulate(float (&to)[kBlocks][kSums], const Fr
 }
 
 // Of 128 columns a launch each makes dV and dK: a thread has no registers for the sums of both.
-template <int kBlocks, bool kDv, bool kDk>
-__global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
+template <int kBlocks, bool kBias, bool kDv, bool kDk>
+__global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
     attention_keys(const __grid_constant__ BackwardJob job) {
   XGEMM_SHARED_DYNAMIC(ring, KeysRing<kBlocks>);
-  constexpr int kGroups = kBackwardGroups<kBlocks>;
+  constexpr int kGroups = kKeysGroups<kBlocks>;
   const Attention& a = job.a;
-  const int group = threadIdx.x / kGroup;
+  const int group = warpgroup();
   if (threadIdx.x == 0) ring.barriers.init(kGroups);
   __syncthreads();
   take_turn();
@@ -78,18 +86,17 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
     if (threadIdx.x % kGroup > 0 || begin >= job.query_tiles) return;
     mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kBlocks>::kBytes);
     for (int g = 0; g < last - first; ++g) {
-      fetch_tile(ring.k[g], job.k, (first_key + g) * kTile, &ring.barriers.first);
-      fetch_tile(ring.v[g], job.v, (first_key + g) * kTile, &ring.barriers.first);
+      fetch_tile(ring.k[g], job.k, head, first + g, &ring.barriers.first);
+      fetch_tile(ring.v[g], job.v, head, first + g, &ring.barriers.first);
     }
     for (int t = begin; t < job.query_tiles; ++t) {
-      const int row = (first_query + t) * kTile;
       Mbarrier* full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
-      fetch_tile(ring.slots[at.slot], job.q, row, full);
+      fetch_tile(ring.slots[at.slot], job.q, head, t, full);
       at.advance();
       full = ring.barriers.begin(
           at, TileSlot<kBlocks>::kBytes + static_cast<int>(sizeof ring.stats[0]));
-      fetch_tile(ring.slots[at.slot], job.grad, row, full);
-      tma_load(ring.stats[at.slot / 2], job.stats_map, full, row, 0, 0);
+      fetch_tile(ring.slots[at.slot], job.grad, head, t, full);
+      tma_load(ring.stats[at.slot / 2], job.stats_map, full, t * kTile, 0, static_cast<int>(head));
       at.advance();
     }
     return;
@@ -107,7 +114,7 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) dk[block][e] = dv[block][e] = 0.f;
   const auto store = [&] {
-    const float of_dk[2] = {a.scale, a.scale}, of_dv[2] = {1.f, 1.f};
+    const float of_dk[2] = {fabsf(a.scale), fabsf(a.scale)}, of_dv[2] = {1.f, 1.f};
     if constexpr (kDk) store_rows<kBlocks>(a.dk.head(b, h), j, a.keys, a.width, dk, of_dk);
     if constexpr (kDv) store_rows<kBlocks>(a.dv.head(b, h), j, a.keys, a.width, dv, of_dv);
   };
@@ -117,13 +124,14 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
     if (tile < last) store();
     return;
   }
-  const float scale = a.scale * kLog2E * job.undo_k[first_key + group];
+  const float base2 = job.base2 * job.undo_k[first_key + group];
   const float undo_v = job.undo_v[first_key + group];
   PipelineState<kBackwardBuffers> before = at;
   mbarrier_wait(&ring.barriers.first, 0);
 #pragma unroll 1
   for (int t = mine; t < job.query_tiles; ++t) {
     const float undo_q = job.undo_q[first_query + t];
+    [[maybe_unused]] const float undo_grad_tile = job.undo_grad[first_query + t] * 0x1p-15f;
     const TileSlot<kBlocks>& q = ring.slots[at.slot];
     Sums s;
     ring.barriers.wait(at);
@@ -133,22 +141,22 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
     const auto& stats = ring.stats[at.slot / 2];
     [[maybe_unused]] Sums u;
     ring.barriers.wait(at);
-    if constexpr (kDk) multiply(u, ring.v[group], grad);
+    constexpr bool kBoth = kDk && kTogether<kBlocks, kBias>;
+    if constexpr (kBoth) multiply(u, ring.v[group], grad);
     at.advance();
-    wgmma_wait<kDk ? 1 : 0>();
+    wgmma_wait<kBoth ? 1 : 0>();
     s.settle();
 
     // Rows are keys here, columns queries.
     const int64_t i = static_cast<int64_t>(t) * kTile;
-    float p[kSums];
+    float p[kSums], scale = base2 * undo_q;
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) p[e] = s.at(e) * (scale * undo_q);
-    if (bias.data) {
-#pragma unroll
-      for (int e = 0; e < kSums; ++e) {
-        const int64_t row = i + place.column + column_of(e), column = j + place.row + 8 * half_of(e);
-        if (row < a.queries && column < a.keys) p[e] = fmaf(bias(row, column), kLog2E, p[e]);
-      }
+    for (int e = 0; e < kSums; ++e) p[e] = s.at(e);
+    if constexpr (kBias) {
+      const int64_t row = i + place.column, column = j + place.row;
+      add_bias(p, scale, bias.ptr(row, column), bias.cs, bias.rs, left_of(a.keys, column),
+               left_of(a.queries, row));
+      scale = 1.f;
     }
     if (a.causal && t == tile) {
 #pragma unroll
@@ -160,22 +168,28 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
       float lse[2];
       load2(lse, &stats[kLse2][place.column + column_of(e)]);
 #pragma unroll
-      for (int x = 0; x < 4; ++x) p[e + x] = exp2_approximate(p[e + x] - lse[x % 2]);
+      for (int x = 0; x < 4; ++x)
+        p[e + x] = exp2_approximate(fmaf(p[e + x], scale, -lse[x % 2]));
     }
+    if constexpr (kDk && !kBoth) multiply(u, ring.v[group], grad);
     if constexpr (kDk) wgmma_wait<0>(), u.settle();
-    [[maybe_unused]] float ds[kSums], undo[2], undo_ds[2];
+    // P is at most 1, and so its rows, scaled as those of dO are, need no look at their largest.
+    [[maybe_unused]] float ds[kSums], undo_ds[2];
 #pragma unroll
     for (int e = 0; e < kSums; e += 4) {
-      float delta[2], undo_grad[2];
-      load2(delta, &stats[kDelta][place.column + column_of(e)]);
-      load2(undo_grad, &stats[kUndo][place.column + column_of(e)]);
+      float delta[2], undo_grad[2], share[2];
+      if constexpr (kDk) {
+        load2(delta, &stats[kDelta][place.column + column_of(e)]);
+        load2(undo_grad, &stats[kUndo][place.column + column_of(e)]);
+      }
+      if constexpr (kDv) load2(share, &stats[kShare][place.column + column_of(e)]);
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         if constexpr (kDk) {
-          const float dp = u.at(e + x) * (undo_v * undo_grad[x % 2]);
-          ds[e + x] = p[e + x] * (dp - delta[x % 2]);
+          const float dp = u.at(e + x) * undo_v;
+          ds[e + x] = p[e + x] * fmaf(dp, undo_grad[x % 2], -delta[x % 2]);
         }
-        p[e + x] *= undo_grad[x % 2];
+        if constexpr (kDv) p[e + x] *= share[x % 2];
       }
     }
     [[maybe_unused]] Fragments of_p, of_ds;
@@ -184,8 +198,9 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
       undo_ds[0] *= undo_q, undo_ds[1] *= undo_q;
     };
     if constexpr (kDv) {
-      split_rows(of_p, p, undo);
-      accumulate(dv, of_p, grad, undo, [&] {
+      const float undo_p[2] = {undo_grad_tile, undo_grad_tile};
+      of_p.split(p);
+      accumulate(dv, of_p, grad, undo_p, [&] {
         if constexpr (kDk) split_ds();
       });
     } else {
@@ -198,13 +213,13 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
   store();
 }
 
-template <int kBlocks>
-__global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
+template <int kBlocks, bool kBias>
+__global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
     attention_queries(const __grid_constant__ BackwardJob job) {
   XGEMM_SHARED_DYNAMIC(ring, QueriesRing<kBlocks>);
-  constexpr int kGroups = kBackwardGroups<kBlocks>;
+  constexpr int kGroups = kQueriesGroups<kBlocks>;
   const Attention& a = job.a;
-  const int group = threadIdx.x / kGroup;
+  const int group = warpgroup();
   if (threadIdx.x == 0) ring.barriers.init(kGroups);
   __syncthreads();
   take_turn();
@@ -222,12 +237,12 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
     if (threadIdx.x % kGroup > 0) return;
     mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kBlocks>::kBytes);
     for (int g = 0; g < last - first; ++g) {
-      fetch_tile(ring.q[g], job.q, (first_query + g) * kTile, &ring.barriers.first);
-      fetch_tile(ring.grad[g], job.grad, (first_query + g) * kTile, &ring.barriers.first);
+      fetch_tile(ring.q[g], job.q, head, first + g, &ring.barriers.first);
+      fetch_tile(ring.grad[g], job.grad, head, first + g, &ring.barriers.first);
     }
     for (int t = 0; t < 2 * steps; ++t, at.advance()) {
       Mbarrier* const full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
-      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, (first_key + t / 2) * kTile, full);
+      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, head, t / 2, full);
     }
     return;
   }
@@ -248,12 +263,13 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
     for (int e = 0; e < kSums; ++e) dq[block][e] = 0.f;
 #pragma unroll
   for (int x = 0; x < 2; ++x) {
-    const int64_t row = static_cast<int64_t>(first_query + group) * kTile + place.row + 8 * x;
-    lse[x] = job.stats.plane(kLse2)[row];
-    delta[x] = job.stats.plane(kDelta)[row];
-    undo_grad[x] = job.stats.plane(kUndo)[row];
+    const int64_t row = i + place.row + 8 * x;
+    const auto stat = [&](Stat which) {
+      return row < a.queries ? *job.stats.at(head, which, row) : 0.f;
+    };
+    lse[x] = stat(kLse2), delta[x] = stat(kDelta), undo_grad[x] = stat(kUndo);
   }
-  const float scale = a.scale * kLog2E * job.undo_q[first_query + group];
+  const float base2 = job.base2 * job.undo_q[first_query + group];
   PipelineState<kBackwardBuffers> before = at;
   Sums s;
   const auto begin_logits = [&] {
@@ -265,26 +281,27 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
     const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
     const TileSlot<kBlocks>& k = ring.slots[before.slot];
     Sums u;
-    if constexpr (!kLogitsAhead<kBlocks>) begin_logits();
+    if constexpr (kBlocks != 1) begin_logits();
     ring.barriers.wait(at);
-    multiply(u, ring.grad[group], ring.slots[at.slot]);
+    const TileSlot<kBlocks>& v = ring.slots[at.slot];
+    constexpr bool kBoth = kTogether<kBlocks, kBias>;
+    if constexpr (kBoth) multiply(u, ring.grad[group], v);
     at.advance();
-    wgmma_wait<1>();
+    wgmma_wait<kBoth ? 1 : 0>();
     s.settle();
-    float p[kSums], undo[2];
+    float p[kSums], undo[2], scale = base2 * undo_k;
+    make_logits<kBias>(p, s, scale, bias, a, i, static_cast<int64_t>(t) * kTile);
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) p[e] = s.at(e) * (scale * undo_k);
-    mask_logits(p, a, bias, i, static_cast<int64_t>(t) * kTile);
-#pragma unroll
-    for (int e = 0; e < kSums; ++e) p[e] = exp2_approximate(p[e] - lse[half_of(e)]);
+    for (int e = 0; e < kSums; ++e)
+      p[e] = exp2_approximate(fmaf(p[e], scale, -lse[half_of(e)]));
+    if constexpr (!kBoth) multiply(u, ring.grad[group], v);
     wgmma_wait<0>();
     u.settle();
 #pragma unroll
     for (int e = 0; e < kSums; ++e) {
-      const float dp = u.at(e) * (undo_v * undo_grad[half_of(e)]);
-      p[e] *= dp - delta[half_of(e)];
+      p[e] *= fmaf(u.at(e), undo_v * undo_grad[half_of(e)], -delta[half_of(e)]);
     }
-    if constexpr (another() && kLogitsAhead<kBlocks>) begin_logits();
+    if constexpr (another() && kBlocks == 1) begin_logits();
     Fragments f;
     split_rows(f, p, undo);
     undo[0] *= undo_k, undo[1] *= undo_k;
@@ -293,7 +310,7 @@ __global__ void __launch_bounds__(threads_for(kBackwardGroups<kBlocks>), 1)
     ring.barriers.give_back(before);
   };
   mbarrier_wait(&ring.barriers.first, 0);
-  if constexpr (kLogitsAhead<kBlocks>) begin_logits();
+  if constexpr (kBlocks == 1) begin_logits();
 #pragma unroll 1
   for (int t = 0; t + 1 < mine; ++t) step(t, std::true_type());
   step(mine - 1, std::false_type());

@@ -5,8 +5,6 @@
 // two limbs have all that counts: 22 bits down to 2^-29, then an error of 2^-51.
 #pragma once
 
-#include <type_traits>
-
 #include "xgemm/attention/products.h"
 
 namespace xgemm {
@@ -16,20 +14,20 @@ struct ForwardJob {
   TensorMap q, k, v;
   const float *undo_q, *undo_k, *undo_v;
   Attention a;
+  float base2;  // |scale| log2(e): Q has its sign
   int query_tiles, key_tiles;
   int blocks;  // of a head
 };
 
-constexpr int kForwardGroups = 2, kForwardBuffers = 4;
-
-// Whether the next tile's logits are begun before this one's softmax, and run meanwhile: of 128
-// columns a thread has no registers for it.
+// Three warpgroups of 160 registers hide more of each other's softmax than two of 240 that begin the
+// next tile's logits before this one's: 171 and 160 TFLOP/s at 8192 keys (H100, 2026-11-27).
 template <int kBlocks>
-constexpr bool kLogitsAhead = kBlocks == 1;
+constexpr int kForwardGroups = kBlocks == 1 ? 3 : 2;
+constexpr int kForwardBuffers = 4;
 
 template <int kBlocks>
 struct ForwardRing {
-  TileSlot<kBlocks> q[kForwardGroups];
+  TileSlot<kBlocks> q[kForwardGroups<kBlocks>];
   TileSlot<kBlocks> slots[kForwardBuffers];  // K's and V's tiles in turn
   RingBarriers<kForwardBuffers> barriers;
 };
@@ -39,59 +37,66 @@ __device__ __forceinline__ int tiles_seen(const Attention& a, int query_tile, in
   return a.causal && query_tile + 1 < key_tiles ? query_tile + 1 : key_tiles;
 }
 
-// S in base 2 of a tile from (i, j) on, where `sums` are in it already: bias, and -inf where a key
-// is not seen.
-__device__ __forceinline__ void mask_logits(float (&s)[kSums], const Attention& a,
-                                            const View<const float>& bias, int64_t i, int64_t j) {
+// A tile's logits from (i, j) on. Without a bias they are yet to be multiplied by `scale`, which is
+// not negative; with one they are made in base 2, and `scale` is 1 then.
+template <bool kBias>
+__device__ __forceinline__ void make_logits(float (&logits)[kSums], const Sums& s, float& scale,
+                                            const View<const float>& bias, const Attention& a,
+                                            int64_t i, int64_t j) {
   const Place place;
-  if (bias.data) {
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) {
-      const int64_t row = i + place.row + 8 * half_of(e), column = j + place.column + column_of(e);
-      if (row < a.queries && column < a.keys) s[e] = fmaf(bias(row, column), kLog2E, s[e]);
-    }
+  for (int e = 0; e < kSums; ++e) logits[e] = s.at(e);
+  if constexpr (kBias) {
+    const int64_t row = i + place.row, column = j + place.column;
+    add_bias(logits, scale, bias.ptr(row, column), bias.rs, bias.cs, left_of(a.queries, row),
+             left_of(a.keys, column));
+    scale = 1.f;
   }
+  // Keys that are not there, and those behind a query.
   if (j + kTile > a.keys || (a.causal && j + kTile > i + 1)) {
+    const int there = static_cast<int>(a.keys - j < kTile ? a.keys - j : kTile);
+    const int behind = a.causal ? static_cast<int>(i - j) : kTile;
 #pragma unroll
     for (int e = 0; e < kSums; ++e) {
-      const int64_t row = i + place.row + 8 * half_of(e), column = j + place.column + column_of(e);
-      if (column >= a.keys || (a.causal && column > row)) s[e] = -INFINITY;
+      const int column = place.column + column_of(e);
+      if (column >= there || column > behind + place.row + 8 * half_of(e)) logits[e] = -INFINITY;
     }
   }
 }
 
-template <int kBlocks>
-__global__ void __launch_bounds__(threads_for(kForwardGroups), 1)
+template <int kBlocks, bool kBias>
+__global__ void __launch_bounds__(threads_for(kForwardGroups<kBlocks>), 1)
     attention_forward(const __grid_constant__ ForwardJob job) {
   XGEMM_SHARED_DYNAMIC(ring, ForwardRing<kBlocks>);
   const Attention& a = job.a;
-  const int group = threadIdx.x / kGroup;
-  if (threadIdx.x == 0) ring.barriers.init(kForwardGroups);
+  constexpr int kGroups = kForwardGroups<kBlocks>;
+  const int group = warpgroup();
+  if (threadIdx.x == 0) ring.barriers.init(kGroups);
   __syncthreads();
   take_turn();
   // The longest blocks of a head first, where they differ.
   const int64_t head = blockIdx.x / job.blocks;
   const int first =
-      (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kForwardGroups;
-  const int last = first + kForwardGroups < job.query_tiles ? first + kForwardGroups
+      (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
+  const int last = first + kGroups < job.query_tiles ? first + kGroups
                                                             : job.query_tiles;
   const int steps = tiles_seen(a, last - 1, job.key_tiles);
   const int first_query = static_cast<int>(head * job.query_tiles + first);
   const int first_key = static_cast<int>(head * job.key_tiles);
   PipelineState<kForwardBuffers> at;
-  if (group == kForwardGroups) {  // producer
-    registers_for_fetching<kForwardGroups>();
+  if (group == kGroups) {  // producer
+    registers_for_fetching<kGroups>();
     if (threadIdx.x % kGroup > 0) return;
     mbarrier_expect(&ring.barriers.first, (last - first) * TileSlot<kBlocks>::kBytes);
     for (int g = 0; g < last - first; ++g)
-      fetch_tile(ring.q[g], job.q, (first_query + g) * kTile, &ring.barriers.first);
+      fetch_tile(ring.q[g], job.q, head, first + g, &ring.barriers.first);
     for (int t = 0; t < 2 * steps; ++t, at.advance()) {
       Mbarrier* const full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
-      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, (first_key + t / 2) * kTile, full);
+      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, head, t / 2, full);
     }
     return;
   }
-  registers_for_math<kForwardGroups>();
+  registers_for_math<kGroups>();
   const int tile = first + group;
   const int64_t b = head / a.heads, h = head % a.heads, i = static_cast<int64_t>(tile) * kTile;
   const int mine = tile < last ? tiles_seen(a, tile, job.key_tiles) : 0;
@@ -101,39 +106,32 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups), 1)
   };
   if (!mine) return skip();
   const View<const float> bias = a.bias.head(b, h);
-  const float scale = a.scale * kLog2E * job.undo_q[first_query + group];
+  const float base2 = job.base2 * job.undo_q[first_query + group];
   float out[kBlocks][kSums], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) out[block][e] = 0.f;
-  Sums s;
-  const auto begin_logits = [&](const PipelineState<kForwardBuffers>& its) {
-    ring.barriers.wait(its);
-    multiply(s, ring.q[group], ring.slots[its.slot]);
-  };
-  const auto step = [&](int t, auto another) {
+  mbarrier_wait(&ring.barriers.first, 0);
+#pragma unroll 1
+  for (int t = 0; t < mine; ++t) {
     const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
-    if constexpr (!kLogitsAhead<kBlocks>) begin_logits(at);
+    Sums s;
+    ring.barriers.wait(at);
+    multiply(s, ring.q[group], ring.slots[at.slot]);
     wgmma_wait<0>();
     s.settle();
     ring.barriers.give_back(at);
-    float p[kSums], before[2];
-#pragma unroll
-    for (int e = 0; e < kSums; ++e) p[e] = s.at(e) * (scale * undo_k);
-    if constexpr (another() && kLogitsAhead<kBlocks>) {
-      PipelineState<kForwardBuffers> next = at;
-      next.advance();
-      begin_logits(next);
-    }
-    mask_logits(p, a, bias, i, static_cast<int64_t>(t) * kTile);
+    float p[kSums], before[2], scale = base2 * undo_k;
+    make_logits<kBias>(p, s, scale, bias, a, i, static_cast<int64_t>(t) * kTile);
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       float largest = -INFINITY;
 #pragma unroll
       for (int e = 0; e < kSums; ++e)
         if (half_of(e) == x) largest = fmaxf(largest, p[e]);
-      largest = fmaxf(most[x], largest_of_row(largest));
+      largest = largest_of_row(largest);
+      largest = fmaxf(most[x], largest == -INFINITY ? largest : largest * scale);
       // Of a row that has seen no key yet, 2^(-inf - 0) = 0 and not NaN.
       const float shift = largest == -INFINITY ? 0.f : largest - 15.f;
       before[x] = exp2_approximate(most[x] - 15.f - shift);
@@ -141,7 +139,7 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups), 1)
       sum[x] *= before[x];
 #pragma unroll
       for (int e = 0; e < kSums; ++e)
-        if (half_of(e) == x) p[e] = exp2_approximate(p[e] - shift), sum[x] += p[e];
+        if (half_of(e) == x) p[e] = exp2_approximate(fmaf(p[e], scale, -shift)), sum[x] += p[e];
     }
     Fragments f;
     f.split(p);
@@ -153,12 +151,7 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups), 1)
     };
     multiply_blocks(f, ring.slots[at.slot], add, [] {});
     ring.barriers.give_back(at);
-  };
-  mbarrier_wait(&ring.barriers.first, 0);
-  if constexpr (kLogitsAhead<kBlocks>) begin_logits(at);
-#pragma unroll 1
-  for (int t = 0; t + 1 < mine; ++t) step(t, std::true_type());
-  step(mine - 1, std::false_type());
+  }
   skip();
 
   float scales[2];

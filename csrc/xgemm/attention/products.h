@@ -18,13 +18,17 @@ inline namespace XGEMM_FLAVOUR {
 
 constexpr int kGroup = 128;  // threads of a warpgroup
 
-// One warpgroup more than multiply: a thread of it fetches, and two leave the others its registers.
+// One warpgroup more than multiply: a thread of it fetches, and where they are several it leaves
+// the others its registers.
 constexpr int threads_for(int groups) { return (groups + 1) * kGroup; }
-constexpr int kMathRegisters = 240, kFetchRegisters = 24;
+constexpr int math_registers(int groups) { return groups == 2 ? 240 : 160; }
+constexpr int kFetchRegisters = 24;
 template <int kGroups>
 __device__ __forceinline__ void registers_for_math() {
-  static_assert(registers_suffice(1, kGroups * kGroup, kMathRegisters, kGroup, kFetchRegisters));
-  if constexpr (kGroups > 1) registers_up<kMathRegisters>();
+  constexpr int kEach = math_registers(kGroups);
+  static_assert(kGroups == 1 || registers_suffice(1, kGroups * kGroup, kEach, kGroup,
+                                                  kFetchRegisters));
+  if constexpr (kGroups > 1) registers_up<kEach>();
 }
 template <int kGroups>
 __device__ __forceinline__ void registers_for_fetching() {
@@ -38,13 +42,20 @@ struct TileSlot {
   static constexpr int kBytes = kBlocks * 2 * kTileBytes;
 };
 
-// gmem -> a slot, signalled at `bar`, which expects it.
+// gmem -> a slot, signalled at `bar`, which expects it. Rows that a head has not are zeros.
 template <int kBlocks>
-__device__ __forceinline__ void fetch_tile(TileSlot<kBlocks>& to, const TensorMap& map, int row,
-                                           Mbarrier* bar) {
+__device__ __forceinline__ void fetch_tile(TileSlot<kBlocks>& to, const TensorMap& map,
+                                           int64_t head, int tile, Mbarrier* bar) {
+  const int first = static_cast<int>(head) * (2 * kBlocks);
 #pragma unroll
   for (int plane = 0; plane < 2 * kBlocks; ++plane)
-    tma_load(to.limbs[plane / 2][plane % 2], map, bar, 0, row, plane);
+    tma_load(to.limbs[plane / 2][plane % 2], map, bar, 0, tile * kTile, first + plane);
+}
+
+// The calling thread's warpgroup, from its warp's first lane, so that the compiler knows it to be the
+// same for the warp: descriptors then are computed once a warp, in uniform registers.
+__device__ __forceinline__ int warpgroup() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroup, 0);
 }
 
 // 64 x 64 numbers over a warpgroup: thread t has number 4 j + 2 h + c in row row_of(h), column
@@ -154,6 +165,27 @@ __device__ __forceinline__ void multiply_blocks(const Fragments& a, const TileSl
     wgmma_wait<0>();
     part.settle();
     add(block, part);
+  }
+}
+
+// Of `all`, from `first` on, at most a tile's.
+__device__ __forceinline__ int left_of(int64_t all, int64_t first) {
+  return all - first < kTile ? static_cast<int>(all - first) : kTile;
+}
+
+// + the bias in base 2 where it is inside `rows` and `columns`; `at` is the thread's first element
+// of it, `down` and `right` its strides.
+__device__ __forceinline__ void add_bias(float (&logits)[kSums], float scale, const float* at,
+                                         int64_t down, int64_t right, int rows, int columns) {
+#pragma unroll
+  for (int e = 0; e < kSums; e += 4, at += 8 * right) {
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const bool inside = 8 * half_of(x) < rows && column_of(e) + x % 2 < columns;
+      const float its = inside ? at[half_of(x) * 8 * down + x % 2 * right] : 0.f;
+      logits[e + x] = fmaf(logits[e + x], scale, its * kLog2E);
+    }
+    keep_order();  // all loads at once would need registers for all
   }
 }
 

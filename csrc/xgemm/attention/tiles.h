@@ -3,8 +3,8 @@
 //
 // The second limb is scaled by 2^11 more, as in kFp16x3. With a tile's largest element between 2^14
 // and 2^15 elements down to 2^-29 of it have 22 bits; smaller ones have an error of 2^-51 of it.
-// Limbs lie plain, [block of 64 columns][limb][row][64]; a head's rows are filled up with zeros to
-// whole tiles, and TMA swizzles.
+// Limbs lie plain, [head][block of 64 columns][limb][row][64]: TMA swizzles, and fills a head's last
+// tile up with zeros.
 #pragma once
 
 #include "xgemm/core/attention.h"
@@ -28,39 +28,45 @@ XGEMM_HD int64_t tiles_of(int64_t rows) { return ceil_div(rows, kTile); }
 struct Tiles {
   void* data = nullptr;
   float* undo = nullptr;  // [head][tile]: what a tile's products are multiplied by
-  int64_t heads = 0, tiles = 0;  // of a head
+  int64_t heads = 0, rows = 0;  // of a head
   int blocks = 1;
 
-  int64_t rows() const { return heads * tiles * kTile; }
+  XGEMM_HD int64_t tiles() const { return tiles_of(rows); }
 };
 inline Tiles place_tiles(Layout& all, int64_t heads, int64_t rows, int blocks) {
-  Tiles t{.heads = heads, .tiles = tiles_of(rows), .blocks = blocks};
-  t.data = all.place(times(static_cast<size_t>(t.rows()), static_cast<size_t>(blocks) * 256));
-  t.undo = static_cast<float*>(all.place(static_cast<size_t>(heads * t.tiles) * sizeof(float)));
+  Tiles t{.heads = heads, .rows = rows, .blocks = blocks};
+  t.data = all.place(times(times(static_cast<size_t>(heads), static_cast<size_t>(rows)),
+                           static_cast<size_t>(blocks) * 2 * 2 * kTile));
+  t.undo = static_cast<float*>(all.place(static_cast<size_t>(heads * t.tiles()) * sizeof(float)));
   return t;
 }
 inline TensorMap map_of(const Tiles& t) {
   return make_tensor_map({.data = t.data,
-                          .size = {kTile, static_cast<uint64_t>(t.rows()),
-                                   static_cast<uint64_t>(2 * t.blocks)},
-                          .stride = {2 * kTile, static_cast<uint64_t>(t.rows()) * 2 * kTile},
+                          .size = {kTile, static_cast<uint64_t>(t.rows),
+                                   static_cast<uint64_t>(t.heads * 2 * t.blocks)},
+                          .stride = {2 * kTile, static_cast<uint64_t>(t.rows) * 2 * kTile},
                           .box = {kTile, kTile, 1},
                           .swizzle = 128});
 }
 
-// What the backward pass needs of each query beside limbs: kStats planes of [head][row], filled up
-// to whole tiles.
-enum Stat { kLse2, kDelta, kUndo, kStats };
+// What the backward pass needs of each query beside limbs, [head][stat][row]. kUndo is what products
+// with its row of dO are multiplied by, kShare 2^15 times that of the row beside the tile's. Of rows
+// that are not there TMA makes zeros, which give dS = 0 and a P without a share.
+enum Stat { kLse2, kDelta, kUndo, kShare, kStats };
 struct Stats {
   float* data = nullptr;
-  int64_t rows = 0;
-  XGEMM_HD float* plane(Stat s) const { return data + s * rows; }
+  int64_t heads = 0, rows = 0;
+  XGEMM_HD int64_t stride() const { return (rows + 3) / 4 * 4; }  // TMA's: 16 bytes
+  XGEMM_HD float* at(int64_t head, Stat s, int64_t row) const {
+    return data + (head * kStats + s) * stride() + row;
+  }
 };
 inline TensorMap map_of(const Stats& s) {
+  const auto stride = static_cast<uint64_t>(s.stride()) * sizeof(float);
   return make_tensor_map({.data = s.data,
-                          .size = {static_cast<uint64_t>(s.rows), kStats, 1},
-                          .stride = {static_cast<uint64_t>(s.rows) * 4,
-                                     static_cast<uint64_t>(s.rows) * 4 * kStats},
+                          .size = {static_cast<uint64_t>(s.rows), kStats,
+                                   static_cast<uint64_t>(s.heads)},
+                          .stride = {stride, stride * kStats},
                           .box = {kTile, kStats, 1},
                           .element = 4});
 }
@@ -93,6 +99,7 @@ struct TilesJob {
   Tiles tiles;
   int64_t heads = 1, rows = 0, width = 0;  // heads of a sequence
   bool vectors = false;  // four columns are 16 bytes, aligned
+  float factor = 1.f;  // of all elements
   // Of dO: rows have a scale each, in `stats`, which also gets these rows' other numbers.
   bool by_row = false;
   Heads<const float> out;
@@ -100,7 +107,7 @@ struct TilesJob {
   int64_t lse_stride = 0;
   Stats stats;
 
-  XGEMM_HD int64_t grid() const { return tiles.heads * tiles.tiles; }
+  XGEMM_HD int64_t grid() const { return tiles.heads * tiles.tiles(); }
 };
 constexpr int kMostOperands = 4;
 struct TilesJobs {
@@ -124,7 +131,7 @@ __global__ void __launch_bounds__(kTilesThreads)
   int which = 0;
   for (; block >= jobs.job[which].grid(); ++which) block -= jobs.job[which].grid();
   const TilesJob& job = jobs.job[which];
-  const int64_t head = block / job.tiles.tiles, first = block % job.tiles.tiles * kTile;
+  const int64_t head = block / job.tiles.tiles(), first = block % job.tiles.tiles() * kTile;
   const int64_t b = head / job.heads, h = head % job.heads;
   const int thread = threadIdx.x, lane = thread % kLanes, line = thread / kLanes;
   const int column = lane * 4;
@@ -141,6 +148,8 @@ __global__ void __launch_bounds__(kTilesThreads)
   for (int p = 0; p < kPasses; ++p) fetch(job.x, job.vectors, first + line + p * kRows, x[p]);
 #pragma unroll
   for (int p = 0; p < kPasses; ++p) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[p][c] *= job.factor;
     largest[p] = 0;
 #pragma unroll
     for (int c = 0; c < 4; ++c) largest[p] = larger(largest[p], finite_size(x[p][c]));
@@ -159,38 +168,44 @@ __global__ void __launch_bounds__(kTilesThreads)
         largest[p] = larger(largest[p], __shfl_xor_sync(0xffffffffu, largest[p], step));
         delta += __shfl_xor_sync(0xffffffffu, delta, step);
       }
-      if (lane == 0) {
-        const int64_t at = head * job.tiles.tiles * kTile + row;
-        const bool inside = row < job.rows;
-        job.stats.plane(kLse2)[at] =
-            inside ? job.lse[head * job.lse_stride + row] * kLog2E : INFINITY;
-        job.stats.plane(kDelta)[at] = delta;
-        job.stats.plane(kUndo)[at] = power_of_2(-exponent_for(largest[p]));
+      if (lane == 0 && row < job.rows) {
+        *job.stats.at(head, kLse2, row) = job.lse[head * job.lse_stride + row] * kLog2E;
+        *job.stats.at(head, kDelta, row) = delta;
+        *job.stats.at(head, kUndo, row) = power_of_2(-exponent_for(largest[p]));
       }
     }
-  } else {
-    largest_of_all = __reduce_max_sync(0xffffffffu, largest_of_all);
-    if (thread % 32 == 0) largest_of_warp[thread / 32] = largest_of_all;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kTilesThreads / 32; ++w)
-      largest_of_all = larger(largest_of_all, largest_of_warp[w]);
-    if (thread == 0) job.tiles.undo[block] = power_of_2(-exponent_for(largest_of_all));
   }
-  const int64_t rows = job.tiles.heads * job.tiles.tiles * kTile;
+  largest_of_all = __reduce_max_sync(0xffffffffu, largest_of_all);
+  if (thread % 32 == 0) largest_of_warp[thread / 32] = largest_of_all;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kTilesThreads / 32; ++w)
+    largest_of_all = larger(largest_of_all, largest_of_warp[w]);
+  const int of_all = exponent_for(largest_of_all);
+  if (thread == 0) job.tiles.undo[block] = power_of_2(-of_all);
+  if (job.by_row) {
+#pragma unroll
+    for (int p = 0; p < kPasses; ++p) {
+      const int64_t row = first + line + p * kRows;
+      const int below = exponent_for(largest[p]) - of_all;
+      if (lane == 0 && row < job.rows)
+        *job.stats.at(head, kShare, row) = below < 126 ? power_of_2(15 - below) : 0.f;
+    }
+  }
   float* const to = static_cast<float*>(job.tiles.data) + column % kTile / 2;
+  const int64_t plane = head * (2 * kBlocks) + column / kTile * 2;
 #pragma unroll
   for (int p = 0; p < kPasses; ++p) {
-    const float scale = power_of_2(exponent_for(job.by_row ? largest[p] : largest_of_all));
-    const int64_t row = head * job.tiles.tiles * kTile + first + line + p * kRows;
+    const int64_t row = first + line + p * kRows;
+    if (row >= job.rows) continue;
+    const float scale = power_of_2(job.by_row ? exponent_for(largest[p]) : of_all);
     uint32_t hi[2], lo[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c)
       split2(x[p][2 * c] * scale, x[p][2 * c + 1] * scale, hi[c], lo[c]);
-    const int64_t plane = column / kTile * 2;
-    store2(to + (plane * rows + row) * (kTile / 2), bits_to_float(hi[0]), bits_to_float(hi[1]));
-    store2(to + ((plane + 1) * rows + row) * (kTile / 2), bits_to_float(lo[0]),
-           bits_to_float(lo[1]));
+    const int64_t at = plane * job.rows + row;
+    store2(to + at * (kTile / 2), bits_to_float(hi[0]), bits_to_float(hi[1]));
+    store2(to + (at + job.rows) * (kTile / 2), bits_to_float(lo[0]), bits_to_float(lo[1]));
   }
 }
 
