@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "xgemm/attention/backward.h"
+#include "xgemm/attention/plain.h"
 
 namespace xgemm::XGEMM_FLAVOUR {
 namespace {
@@ -37,7 +38,7 @@ Plan plan_tiles(const Attention& a, bool backward, void* workspace) {
 void require_size(const Attention& a) {
   const int64_t rows = std::max(a.queries, a.keys);
   if (rows > INT32_MAX - 1024 || a.all_heads() > INT32_MAX / 4 ||
-      a.all_heads() * tiles_of(rows) > kMaxGridX)
+      a.all_heads() * (4 * tiles_of(rows)) > kMaxGridX)
     throw std::invalid_argument("xgemm: attention has over 2^31 rows, heads or tiles");
 }
 
@@ -55,6 +56,7 @@ void decompose(const Attention& a, const Plan& p, bool backward, const Context& 
     TilesJob grad = job_of(a, a.grad, p.grad, a.queries);
     grad.by_row = true;
     grad.out = {a.out.data, a.out.bs, a.out.hs, a.out.rs, a.out.cs};
+    grad.out_vectors = in_vectors(grad.out, a.width);
     grad.lse = a.lse, grad.lse_stride = a.lse_stride;
     grad.stats = p.stats;
     jobs.add(grad);
@@ -124,6 +126,17 @@ void run_backward_of(const Attention& a, const Plan& p, const Context& context) 
          context, job);
 }
 
+PlainJob plain_job(const Attention& a, const Plan& p) {
+  return {.a = a,
+          .q = p.q,
+          .k = p.k,
+          .v = p.v,
+          .grad = p.grad,
+          .stats = p.stats,
+          .base2 = a.scale * kLog2E,
+          .query_blocks = static_cast<int>(ceil_div(a.queries, kPlainRows))};
+}
+
 size_t forward_workspace(const Attention& a) { return plan_tiles(a, false, nullptr).bytes; }
 void run_forward(const Attention& a, const Context& context) {
   const Plan p = plan_tiles(a, false, context.workspace);
@@ -131,6 +144,9 @@ void run_forward(const Attention& a, const Context& context) {
   decompose(a, p, false, context);
   if (p.q.blocks == 1) run_forward_of<1>(a, p, context);
   else run_forward_of<2>(a, p, context);
+  PlainJob plain = plain_job(a, p);
+  plain.blocks = plain.query_blocks;
+  launch_plain(attention_plain_forward, plain, context);
 }
 
 size_t backward_workspace(const Attention& a) { return plan_tiles(a, true, nullptr).bytes; }
@@ -141,6 +157,9 @@ void run_backward(const Attention& a, const Context& context) {
   if (p.q.blocks == 1)
     (a.bias.data ? run_backward_of<1, true> : run_backward_of<1, false>)(a, p, context);
   else (a.bias.data ? run_backward_of<2, true> : run_backward_of<2, false>)(a, p, context);
+  PlainJob plain = plain_job(a, p);
+  plain.blocks = plain.query_blocks + static_cast<int>(ceil_div(a.keys, kPlainRows));
+  launch_plain(attention_plain_backward, plain, context);
 }
 
 const RegisterAttention registered(kFlavour, {.forward = {forward_workspace, run_forward},

@@ -7,8 +7,6 @@
 // both: seven products in place of five, no atomic additions, and P^T and dS never leave registers.
 #pragma once
 
-#include <type_traits>
-
 #include "xgemm/attention/forward.h"
 
 namespace xgemm {
@@ -28,7 +26,7 @@ struct BackwardJob {
 template <int kBlocks>
 constexpr int kKeysGroups = kBlocks == 1 ? 2 : 1;
 template <int kBlocks>
-constexpr int kQueriesGroups = kBlocks == 1 ? 2 : 1;
+constexpr int kQueriesGroups = kBlocks == 1 ? 3 : 1;  // as in the forward pass
 constexpr int kBackwardBuffers = 4;
 // Whether dP's products run while P is made; of 128 columns a bias takes the registers for it.
 template <int kBlocks, bool kBias>
@@ -158,6 +156,7 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
                left_of(a.queries, row));
       scale = 1.f;
     }
+    scale = scale < 0x1p-100f ? 0x1p-100f : scale;
     if (a.causal && t == tile) {
 #pragma unroll
       for (int e = 0; e < kSums; ++e)
@@ -271,20 +270,19 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
   }
   const float base2 = job.base2 * job.undo_q[first_query + group];
   PipelineState<kBackwardBuffers> before = at;
-  Sums s;
-  const auto begin_logits = [&] {
-    ring.barriers.wait(at);
-    multiply(s, ring.q[group], ring.slots[at.slot]);
-    at.advance();
-  };
-  const auto step = [&](int t, auto another) {
+  mbarrier_wait(&ring.barriers.first, 0);
+#pragma unroll 1
+  for (int t = 0; t < mine; ++t) {
     const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
-    const TileSlot<kBlocks>& k = ring.slots[before.slot];
-    Sums u;
-    if constexpr (kBlocks != 1) begin_logits();
+    // Together they need the registers of a warpgroup more.
+    constexpr bool kBoth = kGroups == 1 && kTogether<kBlocks, kBias>;
+    const TileSlot<kBlocks>& k = ring.slots[at.slot];
+    Sums s, u;
     ring.barriers.wait(at);
+    multiply(s, ring.q[group], k);
+    at.advance();
     const TileSlot<kBlocks>& v = ring.slots[at.slot];
-    constexpr bool kBoth = kTogether<kBlocks, kBias>;
+    ring.barriers.wait(at);
     if constexpr (kBoth) multiply(u, ring.grad[group], v);
     at.advance();
     wgmma_wait<kBoth ? 1 : 0>();
@@ -301,19 +299,13 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
     for (int e = 0; e < kSums; ++e) {
       p[e] *= fmaf(u.at(e), undo_v * undo_grad[half_of(e)], -delta[half_of(e)]);
     }
-    if constexpr (another() && kBlocks == 1) begin_logits();
     Fragments f;
     split_rows(f, p, undo);
     undo[0] *= undo_k, undo[1] *= undo_k;
     accumulate(dq, f, k, undo, [] {});
     ring.barriers.give_back(before);
     ring.barriers.give_back(before);
-  };
-  mbarrier_wait(&ring.barriers.first, 0);
-  if constexpr (kBlocks == 1) begin_logits();
-#pragma unroll 1
-  for (int t = 0; t + 1 < mine; ++t) step(t, std::true_type());
-  step(mine - 1, std::false_type());
+  }
   at = before;
   skip();
   const float of_dq[2] = {a.scale, a.scale};

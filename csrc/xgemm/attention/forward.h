@@ -52,6 +52,8 @@ __device__ __forceinline__ void make_logits(float (&logits)[kSums], const Sums& 
              left_of(a.keys, column));
     scale = 1.f;
   }
+  // -inf times 0 would be NaN; below, all logits are 0 but for rounding.
+  scale = scale < 0x1p-100f ? 0x1p-100f : scale;
   // Keys that are not there, and those behind a query.
   if (j + kTile > a.keys || (a.causal && j + kTile > i + 1)) {
     const int there = static_cast<int>(a.keys - j < kTile ? a.keys - j : kTile);
@@ -124,22 +126,30 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kBlocks>), 1)
     ring.barriers.give_back(at);
     float p[kSums], before[2], scale = base2 * undo_k;
     make_logits<kBias>(p, s, scale, bias, a, i, static_cast<int64_t>(t) * kTile);
+    float shift[2];
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       float largest = -INFINITY;
 #pragma unroll
       for (int e = 0; e < kSums; ++e)
         if (half_of(e) == x) largest = fmaxf(largest, p[e]);
-      largest = largest_of_row(largest);
-      largest = fmaxf(most[x], largest == -INFINITY ? largest : largest * scale);
+      largest = fmaxf(most[x], largest_of_row(largest) * scale);
       // Of a row that has seen no key yet, 2^(-inf - 0) = 0 and not NaN.
-      const float shift = largest == -INFINITY ? 0.f : largest - 15.f;
-      before[x] = exp2_approximate(most[x] - 15.f - shift);
+      shift[x] = largest == -INFINITY ? 0.f : largest - 15.f;
+      before[x] = exp2_approximate(most[x] - 15.f - shift[x]);
       most[x] = largest;
       sum[x] *= before[x];
+    }
+    // fma's product is exact, the largest one's is rounded: of large logits they are apart.
+    if (fmaxf(fabsf(shift[0]), fabsf(shift[1])) > kLargeLogit) [[unlikely]] {
 #pragma unroll
-      for (int e = 0; e < kSums; ++e)
-        if (half_of(e) == x) p[e] = exp2_approximate(fmaf(p[e], scale, -shift)), sum[x] += p[e];
+      for (int e = 0; e < kSums; ++e) p[e] *= scale;
+      scale = 1.f;
+    }
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) {
+      p[e] = exp2_approximate(fmaf(p[e], scale, -shift[half_of(e)]));
+      sum[half_of(e)] += p[e];
     }
     Fragments f;
     f.split(p);

@@ -2,7 +2,10 @@
 // by 64 columns for each limb, all of one scale or of one for each row.
 //
 // The second limb is scaled by 2^11 more, as in kFp16x3. With a tile's largest element between 2^14
-// and 2^15 elements down to 2^-29 of it have 22 bits; smaller ones have an error of 2^-51 of it.
+// and 2^15 elements down to 2^-29 of it have 22 bits; smaller ones have an error of 2^-51 of it. A
+// tile one of whose rows or columns has but elements below 2^-22 of the largest, and not zeros, is
+// too wide: its `undo` is negative, and its head is made anew (plain.h). So is one of dO where a
+// query's logits are large, for P must not come to more than 1.
 // Limbs lie plain, [head][block of 64 columns][limb][row][64]: TMA swizzles, and fills a head's last
 // tile up with zeros.
 #pragma once
@@ -71,6 +74,8 @@ inline TensorMap map_of(const Stats& s) {
                           .element = 4});
 }
 
+// In base 2: an exact product and a rounded one differ by up to 2^-8 yet.
+constexpr float kLargeLogit = 65536.f;
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 // 2^e for elements that are at most `largest`, whose bits these are: it comes to 2^14 to 2^15.
@@ -93,6 +98,13 @@ __device__ __forceinline__ void split2(float x0, float x1, uint32_t& hi, uint32_
   lo = pack_half2<Half::fp16>((x0 - h0) * kLoScale, (x1 - h1) * kLoScale);
 }
 
+// Exponents that a tile of one scale can do with: from its largest element to that of any row or
+// column.
+constexpr uint32_t kMostBelow = 22;
+__device__ __forceinline__ bool far_below(uint32_t largest, uint32_t of_all) {
+  return largest != 0 && (largest >> 23) + kMostBelow < of_all >> 23;
+}
+
 // One operand's part of a launch; `grid` blocks of it, a tile each.
 struct TilesJob {
   Heads<const float> x;
@@ -103,6 +115,7 @@ struct TilesJob {
   // Of dO: rows have a scale each, in `stats`, which also gets these rows' other numbers.
   bool by_row = false;
   Heads<const float> out;
+  bool out_vectors = false;
   const float* lse = nullptr;
   int64_t lse_stride = 0;
   Stats stats;
@@ -125,7 +138,11 @@ __global__ void __launch_bounds__(kTilesThreads)
     decompose_tiles(const __grid_constant__ TilesJobs jobs) {
   constexpr int kLanes = kBlocks * kTile / 4, kRows = kTilesThreads / kLanes;
   constexpr int kPasses = kTile / kRows;
-  XGEMM_SHARED(largest_of_warp, uint32_t[kTilesThreads / 32]);
+  constexpr int kWarps = kTilesThreads / 32;
+  bool wide = false;
+  XGEMM_SHARED(largest_of_warp, uint32_t[kWarps]);
+  XGEMM_SHARED(wide_of_warp, uint32_t[kWarps]);
+  XGEMM_SHARED(largest_of_column, uint32_t[kWarps][kBlocks * kTile]);
   take_turn();
   int64_t block = blockIdx.x;
   int which = 0;
@@ -143,7 +160,7 @@ __global__ void __launch_bounds__(kTilesThreads)
       to[c] = row < job.rows && column + c < job.width ? its(row, column + c) : 0.f;
   };
   float x[kPasses][4];
-  uint32_t largest[kPasses], largest_of_all = 0;
+  uint32_t largest[kPasses], of_column[4] = {}, largest_of_all = 0;  // of rows, of columns, of all
 #pragma unroll
   for (int p = 0; p < kPasses; ++p) fetch(job.x, job.vectors, first + line + p * kRows, x[p]);
 #pragma unroll
@@ -152,7 +169,13 @@ __global__ void __launch_bounds__(kTilesThreads)
     for (int c = 0; c < 4; ++c) x[p][c] *= job.factor;
     largest[p] = 0;
 #pragma unroll
-    for (int c = 0; c < 4; ++c) largest[p] = larger(largest[p], finite_size(x[p][c]));
+    for (int c = 0; c < 4; ++c) {
+      const uint32_t size = finite_size(x[p][c]);
+      largest[p] = larger(largest[p], size), of_column[c] = larger(of_column[c], size);
+    }
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2)
+      largest[p] = larger(largest[p], __shfl_xor_sync(0xffffffffu, largest[p], step));
     largest_of_all = larger(largest_of_all, largest[p]);
   }
   if (job.by_row) {
@@ -160,16 +183,16 @@ __global__ void __launch_bounds__(kTilesThreads)
     for (int p = 0; p < kPasses; ++p) {
       const int64_t row = first + line + p * kRows;
       float o[4], delta = 0.f;
-      fetch(job.out, false, row, o);
+      fetch(job.out, job.out_vectors, row, o);
 #pragma unroll
       for (int c = 0; c < 4; ++c) delta = fmaf(x[p][c], o[c], delta);
 #pragma unroll
-      for (int step = kLanes / 2; step > 0; step /= 2) {
-        largest[p] = larger(largest[p], __shfl_xor_sync(0xffffffffu, largest[p], step));
+      for (int step = kLanes / 2; step > 0; step /= 2)
         delta += __shfl_xor_sync(0xffffffffu, delta, step);
-      }
       if (lane == 0 && row < job.rows) {
-        *job.stats.at(head, kLse2, row) = job.lse[head * job.lse_stride + row] * kLog2E;
+        const float lse = job.lse[head * job.lse_stride + row] * kLog2E;
+        wide = wide || (fabsf(lse) > kLargeLogit && lse < INFINITY);
+        *job.stats.at(head, kLse2, row) = lse;
         *job.stats.at(head, kDelta, row) = delta;
         *job.stats.at(head, kUndo, row) = power_of_2(-exponent_for(largest[p]));
       }
@@ -177,12 +200,37 @@ __global__ void __launch_bounds__(kTilesThreads)
   }
   largest_of_all = __reduce_max_sync(0xffffffffu, largest_of_all);
   if (thread % 32 == 0) largest_of_warp[thread / 32] = largest_of_all;
+  if (!job.by_row) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      if constexpr (kLanes < 32)
+        of_column[c] = larger(of_column[c], __shfl_xor_sync(0xffffffffu, of_column[c], kLanes));
+      if (thread % 32 < kLanes) largest_of_column[thread / 32][column + c] = of_column[c];
+    }
+  }
   __syncthreads();
 #pragma unroll
-  for (int w = 0; w < kTilesThreads / 32; ++w)
-    largest_of_all = larger(largest_of_all, largest_of_warp[w]);
+  for (int w = 0; w < kWarps; ++w) largest_of_all = larger(largest_of_all, largest_of_warp[w]);
   const int of_all = exponent_for(largest_of_all);
-  if (thread == 0) job.tiles.undo[block] = power_of_2(-of_all);
+  if (!job.by_row) {
+#pragma unroll
+    for (int p = 0; p < kPasses; ++p) wide = wide || far_below(largest[p], largest_of_all);
+    if (thread < kBlocks * kTile) {
+      uint32_t its = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) its = larger(its, largest_of_column[w][thread]);
+      wide = wide || far_below(its, largest_of_all);
+    }
+  }
+  wide = __any_sync(0xffffffffu, wide);
+  if (thread % 32 == 0) wide_of_warp[thread / 32] = wide;
+  __syncthreads();
+  if (thread == 0) {
+    uint32_t any = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) any |= wide_of_warp[w];
+    job.tiles.undo[block] = any ? -power_of_2(-of_all) : power_of_2(-of_all);
+  }
   if (job.by_row) {
 #pragma unroll
     for (int p = 0; p < kPasses; ++p) {

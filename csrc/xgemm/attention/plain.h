@@ -1,0 +1,245 @@
+// Heads that tiles of one scale cannot hold (tiles.h), by FP32 operations: what the other kernels
+// have made of such a head is written over. Where there is none, a block looks at its head's scales
+// and ends.
+//
+// A block has 32 rows, queries or keys, a warp four of them; what they meet comes 64 at a time, two
+// a lane. Products with those are summed by lanes that have columns of the result.
+#pragma once
+
+#include "xgemm/attention/tiles.h"
+
+namespace xgemm {
+inline namespace XGEMM_FLAVOUR {
+
+constexpr int kPlainRows = 32, kPlainThreads = 256, kEachRows = 4;
+constexpr int kEachColumns = static_cast<int>(kMostWidth) / 32;
+constexpr int kPitch = static_cast<int>(kMostWidth) + 1;  // lanes read a column without conflicts
+
+struct PlainJob {
+  Attention a;
+  Tiles q, k, v, grad;
+  Stats stats;
+  float base2 = 0.f;  // scale log2(e)
+  int blocks = 0;  // of a head: `query_blocks` of queries, then of keys
+  int query_blocks = 0;
+};
+
+struct PlainRoom {
+  float rows[2][kPlainRows][kPitch];
+  float tile[2][kTile][kPitch];
+  float weights[2][kPlainRows][kTile];
+  uint32_t wide[kPlainThreads / 32];  // by warp
+};
+
+// Rows from `first` on of `all`, zeros behind them.
+template <int kCount>
+__device__ __forceinline__ void load_plain(float (&to)[kCount][kPitch], const View<const float>& x,
+                                           int64_t first, int64_t all, int64_t width) {
+  for (int n = threadIdx.x; n < kCount * width; n += kPlainThreads) {
+    const int64_t i = n / width, j = n % width;
+    to[i][j] = first + i < all ? x(first + i, j) : 0.f;
+  }
+}
+
+// Of each of a warp's rows the products with two columns.
+__device__ __forceinline__ void dot_plain(float (&dots)[kEachRows][2],
+                                          const float (&rows)[kPlainRows][kPitch],
+                                          const float (&tile)[kTile][kPitch], int64_t width) {
+  const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) / 32 * kEachRows;
+#pragma unroll
+  for (int r = 0; r < kEachRows; ++r) dots[r][0] = dots[r][1] = 0.f;
+  for (int d = 0; d < width; ++d) {
+    const float x = tile[lane][d], y = tile[lane + 32][d];
+#pragma unroll
+    for (int r = 0; r < kEachRows; ++r) {
+      const float q = rows[first + r][d];
+      dots[r][0] = fmaf(q, x, dots[r][0]), dots[r][1] = fmaf(q, y, dots[r][1]);
+    }
+  }
+}
+
+// sums += weights x tile.
+__device__ __forceinline__ void add_plain(float (&sums)[kEachRows][kEachColumns],
+                                          const float (&weights)[kPlainRows][kTile],
+                                          const float (&tile)[kTile][kPitch], int64_t width) {
+  const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) / 32 * kEachRows;
+  for (int j = 0; j < kTile; ++j)
+#pragma unroll
+    for (int c = 0; c < kEachColumns; ++c) {
+      if (lane + 32 * c >= width) continue;
+      const float x = tile[j][lane + 32 * c];
+#pragma unroll
+      for (int r = 0; r < kEachRows; ++r) sums[r][c] = fmaf(weights[first + r][j], x, sums[r][c]);
+    }
+}
+
+__device__ __forceinline__ void store_plain(const View<float>& to, int64_t first, int64_t rows,
+                                            int64_t width,
+                                            const float (&sums)[kEachRows][kEachColumns],
+                                            const float (&scale)[kEachRows]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < kEachRows; ++r)
+#pragma unroll
+    for (int c = 0; c < kEachColumns; ++c)
+      if (first + r < rows && lane + 32 * c < width)
+        to(first + r, lane + 32 * c) = sums[r][c] * scale[r];
+}
+
+// Whether the block's head has a tile that is too wide: its `undo` is negative then.
+__device__ __forceinline__ bool head_is_wide(PlainRoom& room, const PlainJob& job, int64_t head) {
+  bool wide = false;
+  const auto look = [&](const Tiles& t) {
+    for (int64_t n = threadIdx.x; n < t.tiles(); n += kPlainThreads)
+      wide = wide || t.undo[head * t.tiles() + n] < 0.f;
+  };
+  look(job.q), look(job.k), look(job.v);
+  if (job.grad.undo) look(job.grad);
+  wide = __any_sync(0xffffffffu, wide);
+  if (threadIdx.x % 32 == 0) room.wide[threadIdx.x / 32] = wide;
+  __syncthreads();
+  uint32_t any = 0;
+  for (const uint32_t its : room.wide) any |= its;
+  return any;
+}
+
+// A logit in base 2 of a query and a key, of their product.
+__device__ __forceinline__ float plain_logit(const PlainJob& job, const View<const float>& bias,
+                                             float product, int64_t query, int64_t key) {
+  const Attention& a = job.a;
+  if (query >= a.queries || key >= a.keys || (a.causal && key > query)) return -INFINITY;
+  const float x = product * job.base2;
+  return bias.data ? fmaf(bias(query, key), kLog2E, x) : x;
+}
+
+__global__ void __launch_bounds__(kPlainThreads)
+    attention_plain_forward(const __grid_constant__ PlainJob job) {
+  XGEMM_SHARED_DYNAMIC(room, PlainRoom);
+  take_turn();
+  const Attention& a = job.a;
+  const int64_t head = blockIdx.x / job.blocks;
+  if (!head_is_wide(room, job, head)) return;
+  const int64_t b = head / a.heads, h = head % a.heads;
+  const int64_t block = static_cast<int64_t>(blockIdx.x % job.blocks) * kPlainRows;
+  const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t first = block + warp * kEachRows;
+  const View<const float> bias = a.bias.head(b, h);
+  load_plain(room.rows[0], a.q.head(b, h), block, a.queries, a.width);
+  float out[kEachRows][kEachColumns] = {}, most[kEachRows], sum[kEachRows] = {};
+#pragma unroll
+  for (int r = 0; r < kEachRows; ++r) most[r] = -INFINITY;
+  const int64_t seen = a.causal && block + kPlainRows < a.keys ? block + kPlainRows : a.keys;
+  for (int64_t j = 0; j < seen; j += kTile) {
+    __syncthreads();
+    load_plain(room.tile[0], a.k.head(b, h), j, a.keys, a.width);
+    load_plain(room.tile[1], a.v.head(b, h), j, a.keys, a.width);
+    __syncthreads();
+    float s[kEachRows][2];
+    dot_plain(s, room.rows[0], room.tile[0], a.width);
+#pragma unroll
+    for (int r = 0; r < kEachRows; ++r) {
+#pragma unroll
+      for (int x = 0; x < 2; ++x)
+        s[r][x] = plain_logit(job, bias, s[r][x], first + r, j + lane + 32 * x);
+      float largest = fmaxf(s[r][0], s[r][1]);
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+      largest = fmaxf(largest, most[r]);
+      const float shift = largest == -INFINITY ? 0.f : largest;
+      const float before = exp2_approximate(most[r] - shift);
+      most[r] = largest;
+      sum[r] *= before;
+#pragma unroll
+      for (int c = 0; c < kEachColumns; ++c) out[r][c] *= before;
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        const float p = exp2_approximate(s[r][x] - shift);
+        sum[r] += p;
+        room.weights[0][warp * kEachRows + r][lane + 32 * x] = p;
+      }
+    }
+    __syncwarp();
+    add_plain(out, room.weights[0], room.tile[1], a.width);
+  }
+  float scale[kEachRows];
+#pragma unroll
+  for (int r = 0; r < kEachRows; ++r) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
+    scale[r] = sum[r] == 0.f ? 0.f : 1.f / sum[r];
+    if (lane == 0 && first + r < a.queries)
+      a.lse[head * a.lse_stride + first + r] =
+          sum[r] == 0.f ? INFINITY : (most[r] + log2f(sum[r])) * kLn2;
+  }
+  store_plain(a.out.head(b, h), first, a.queries, a.width, out, scale);
+}
+
+// dQ by blocks of queries; dK and dV by the blocks of keys after them.
+__global__ void __launch_bounds__(kPlainThreads)
+    attention_plain_backward(const __grid_constant__ PlainJob job) {
+  XGEMM_SHARED_DYNAMIC(room, PlainRoom);
+  take_turn();
+  const Attention& a = job.a;
+  const int64_t head = blockIdx.x / job.blocks;
+  if (!head_is_wide(room, job, head)) return;
+  const int64_t b = head / a.heads, h = head % a.heads;
+  const int which = static_cast<int>(blockIdx.x) % job.blocks;
+  const bool of_keys = which >= job.query_blocks;
+  const int64_t block = int64_t{of_keys ? which - job.query_blocks : which} * kPlainRows;
+  const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t first = block + warp * kEachRows;
+  const View<const float> bias = a.bias.head(b, h), q = a.q.head(b, h), k = a.k.head(b, h),
+                          v = a.v.head(b, h), grad = a.grad.head(b, h);
+  const int64_t rows = of_keys ? a.keys : a.queries, columns = of_keys ? a.queries : a.keys;
+  load_plain(room.rows[0], of_keys ? k : q, block, rows, a.width);
+  load_plain(room.rows[1], of_keys ? v : grad, block, rows, a.width);
+  float sums[2][kEachRows][kEachColumns] = {};  // dQ, or dK and dV
+  for (int64_t j = 0; j < columns; j += kTile) {
+    __syncthreads();
+    load_plain(room.tile[0], of_keys ? q : k, j, columns, a.width);
+    load_plain(room.tile[1], of_keys ? grad : v, j, columns, a.width);
+    __syncthreads();
+    float s[kEachRows][2], dp[kEachRows][2];
+    dot_plain(s, room.rows[0], room.tile[0], a.width);
+    dot_plain(dp, room.rows[1], room.tile[1], a.width);
+#pragma unroll
+    for (int r = 0; r < kEachRows; ++r)
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        const int64_t row = first + r, column = j + lane + 32 * x;
+        const int64_t query = of_keys ? column : row, key = of_keys ? row : column;
+        const float logit = plain_logit(job, bias, s[r][x], query, key);
+        const bool there = query < a.queries && key < a.keys;
+        // Large logits and lse have errors of more than 1 between them, and P is at most 1.
+        const float lse = there ? *job.stats.at(head, kLse2, query) : 0.f;
+        const float p = there ? exp2_approximate(logit > lse ? 0.f : logit - lse) : 0.f;
+        const float ds = there ? p * (dp[r][x] - *job.stats.at(head, kDelta, query)) : 0.f;
+        room.weights[0][warp * kEachRows + r][lane + 32 * x] = ds;
+        room.weights[1][warp * kEachRows + r][lane + 32 * x] = p;
+      }
+    __syncwarp();
+    add_plain(sums[0], room.weights[0], room.tile[0], a.width);
+    if (of_keys) add_plain(sums[1], room.weights[1], room.tile[1], a.width);
+    __syncwarp();
+  }
+  float scale[kEachRows], one[kEachRows];
+#pragma unroll
+  for (int r = 0; r < kEachRows; ++r) scale[r] = a.scale, one[r] = 1.f;
+  store_plain((of_keys ? a.dk : a.dq).head(b, h), first, rows, a.width, sums[0], scale);
+  if (of_keys) store_plain(a.dv.head(b, h), first, rows, a.width, sums[1], one);
+}
+
+template <class Kernel>
+void launch_plain(const Kernel& kernel, const PlainJob& job, const Context& context) {
+  launch(kernel,
+         {.grid = dim3(static_cast<unsigned>(job.a.all_heads() * job.blocks)),
+          .block = dim3(kPlainThreads),
+          .smem = sizeof(PlainRoom),
+          .dependent = may_depend(context.device)},
+         context, job);
+}
+
+}  // namespace XGEMM_FLAVOUR
+}  // namespace xgemm
