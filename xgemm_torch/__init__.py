@@ -29,6 +29,7 @@ except ImportError as error:
     ) from error
 
 from . import nn, simt, tuned
+from .attention import scaled_dot_product_attention
 from .convert import ConvertReport, convert, revert
 from .explain import Candidate, Explanation, explain
 from .functional import addmm, bmm, linear, matmul, mm
@@ -73,6 +74,7 @@ __all__ = [
     "patch",
     "prepack",
     "revert",
+    "scaled_dot_product_attention",
     "sgemm",
     "simt",
     "split_k_size",

@@ -1,6 +1,6 @@
 """What the operators' calls count in ``torch.utils.flop_counter``.
 
-Few programs count, and that module is a large one to import: the operators' formula is registered
+Few programs count, and that module is a large one to import: the operators' formulas are registered
 when somebody imports it.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -37,8 +37,8 @@ class _Finder(MetaPathFinder):
     does, makes no module.
     """
 
-    def __init__(self, operators: list[Any]) -> None:
-        self.operators = operators
+    def __init__(self) -> None:
+        self.formulas: list[tuple[list[Any], Any]] = []
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _COUNTER:
@@ -52,7 +52,8 @@ class _Finder(MetaPathFinder):
 
         def make_and_register(module: ModuleType) -> None:
             make(module)
-            module.register_flop_formula(self.operators)(_product)
+            for operators, formula in self.formulas:
+                module.register_flop_formula(operators)(formula)
             with suppress(ValueError):  # another specification's module was made before
                 sys.meta_path.remove(self)
 
@@ -61,13 +62,21 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def register(operators: Iterable[Any]) -> None:
+_FINDER = _Finder()
+
+
+def register(operators: Iterable[Any], formula: Callable[..., int] | None = None) -> None:
     """Have the calls of operators counted, now or when the counter is imported.
 
     Args:
-        operators: as ``torch.ops`` has them, with the arguments of ``sgemm``.
+        operators: as ``torch.ops`` has them.
+        formula: of the shapes of their tensors, as the counter calls it; by default that of
+            operators with the arguments of ``sgemm``.
     """
+    pair = list(operators), formula or _product
     if _COUNTER in sys.modules:
-        sys.modules[_COUNTER].register_flop_formula(list(operators))(_product)
-    else:
-        sys.meta_path.insert(0, _Finder(list(operators)))
+        sys.modules[_COUNTER].register_flop_formula(pair[0])(pair[1])
+        return
+    _FINDER.formulas.append(pair)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
