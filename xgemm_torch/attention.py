@@ -48,27 +48,28 @@ def _check(name: str, q: Tensor, k: Tensor, v: Tensor, bias: Any = None, **more:
     _checks._devices(name, operands)
     batch, heads, rows, width = q.shape
     keys = k.shape[2]
-    torch._check_value(
-        1 <= width, lambda: f"{name}: heads must have 1 to {LARGEST_HEAD} elements, got {width}"
-    )
-    torch._check_value(
-        width <= LARGEST_HEAD,
-        lambda: f"{name}: heads must have 1 to {LARGEST_HEAD} elements, got {width}",
-    )
+    for fits in (1 <= width, width <= LARGEST_HEAD):
+        torch._check_value(
+            fits, lambda: f"{name}: heads must have 1 to {LARGEST_HEAD} elements, got {width}"
+        )
     as_q, as_k = (batch, heads, rows, width), (batch, heads, keys, width)
     shapes = {
         "k": as_k, "v": as_k, "bias": (batch, heads, rows, keys), "grad": as_q, "out": as_q,
         "lse": (batch, heads, _padded(rows)),
     }  # fmt: skip
     for arg, t in operands.items():
-        for have, need in zip(t.shape, shapes.get(arg, t.shape), strict=True):
-            torch._check_value(
-                have == need,
-                lambda arg=arg, t=t: (
-                    f"{name}: {arg} must have shape "  # type: ignore[misc]
-                    f"{_checks._sizes(shapes[arg])}, got {_checks._sizes(t.shape)}"
-                ),
-            )
+        _shape(name, arg, t.shape, shapes.get(arg, t.shape))
+
+
+def _shape(name: str, arg: str, given: Any, wanted: Any) -> None:
+    for have, need in zip(given, wanted, strict=True):
+        torch._check_value(
+            have == need,
+            lambda: (
+                f"{name}: {arg} must have shape {_checks._sizes(wanted)}, "
+                f"got {_checks._sizes(given)}"
+            ),
+        )
 
 
 def _padded(rows: Any) -> Any:
@@ -291,6 +292,69 @@ flops.register([torch.ops.xgemm.attention_backward], flops_of_backward)
 
 
 # ---------------------------------------------------------------------------------------------
+# torch's operators, which patch() takes
+
+
+def why_torchs(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float, how: dict[str, Any]
+) -> str:
+    """Why a call of torch's fused attention is left there, "" where the kernels take it.
+
+    Args:
+        q: (B, H, S, D), float32, as the others; all on one device.
+        k: (B, H, T, D).
+        v: likewise.
+        bias: (B, H, S, T), or None.
+        dropout_p: the probability with which a weight becomes zero.
+        how: options of ``sgemm``, those that are no defaults.
+    """
+    if not has_kernels(q.device):
+        return "attention's kernels are for compute capability 9.0"
+    if how:
+        return "attention has precision='fp32' and kernel='auto' alone"
+    if dropout_p != 0:
+        return "dropout"
+    if v.shape != k.shape:
+        return "a value's width is not its key's"
+    if not 1 <= q.shape[-1] <= LARGEST_HEAD:
+        return f"heads of more than {LARGEST_HEAD}"
+    if bias is not None and bias.shape != (*q.shape[:3], k.shape[2]):
+        return "a bias of another shape"
+    return ""
+
+
+def as_torchs_forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, wants_lse: bool, is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What ``aten._scaled_dot_product_efficient_attention`` gives, for operands that are ours.
+
+    Returns:
+        The result; the logarithms, of no rows where they are not wanted; and a seed and an offset
+        of random numbers, which without dropout are not written, and lie on the CPU but in a graph.
+    """
+    out, lse = FORWARD(q, k, v, bias, is_causal, _factor(q, scale))
+    if not wants_lse:
+        lse = lse.new_empty(*q.shape[:2], 0)
+    where = q.device if q.is_cuda and torch.cuda.is_current_stream_capturing() else "cpu"
+    seed, offset = (torch.empty((), dtype=torch.int64, device=where) for _ in range(2))
+    return out, lse, seed, offset
+
+
+def as_torchs_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+    is_causal: bool, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
+    """What ``aten._scaled_dot_product_efficient_attention_backward`` gives, without a bias's."""
+    grads = BACKWARD(grad, q, k, v, bias, out, lse, is_causal, _factor(q, scale))
+    return *grads, None
+
+
+def _factor(q: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+# ---------------------------------------------------------------------------------------------
 # The public function
 
 
@@ -386,8 +450,7 @@ def _attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     q, k, v, bias, lead = found
-    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    out, _ = FORWARD(q, k, v, bias, is_causal, factor)
+    out, _ = FORWARD(q, k, v, bias, is_causal, _factor(q, scale))
     if len(lead) == 2:
         return out
     if len(lead) < 2:

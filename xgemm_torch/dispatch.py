@@ -2,8 +2,9 @@
 
 A ``TorchDispatchMode`` sees what the dispatcher is asked for below autograd: ``matmul``, ``@``,
 ``einsum``, ``F.linear``, attention's projections, RNN cells and what backward makes of them arrive
-as mm, addmm, bmm, baddbmm, mv, addmv, addbmm and _grouped_mm, which ``sgemm`` can give, and as
-convolutions, some of which are products. Anything else, and any call of those that is no product of
+as mm, addmm, bmm, baddbmm, mv, addmv, addbmm and _grouped_mm, which ``sgemm`` can give, as
+convolutions, some of which are products, and as attention in one operator, which is ours where its
+kernels are. Anything else, and any call of those that is no product of
 dense float32 tensors, is passed on unchanged, so that its result, its warnings and its errors are
 torch's.
 """
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import convolutions, grouped
+from . import attention, convolutions, grouped
 from .ops import OPS
 
 _SGEMM, _SGEMM_OUT = OPS["sgemm"], torch.ops.xgemm.sgemm.out
@@ -260,11 +261,17 @@ class Mode(TorchDispatchMode):
             self._add(op, _convolution, how, of_convolutions)
         op = torch.ops.aten.convolution_backward.default
         self._add(op, _convolution_backward, how, of_convolutions)
+        for op in _overloads(("_scaled_dot_product_efficient_attention",), False):
+            self._add(op, _attention, how, least)
+        for op in _overloads(("_scaled_dot_product_efficient_attention_backward",), False):
+            self._add(op, _attention_backward, how, least)
         for op in _fused():
             if id(op) not in self.handlers:
                 self._add(op, _inseparable)
         for op in (_SGEMM, _SGEMM_OUT, torch.ops.xgemm.sgemm_row_sums.default):
-            self._add(op, _ours)
+            self._add(op, _ours, _flops_of_sgemm)
+        self._add(attention.FORWARD, _ours, _flops_of_attention)
+        self._add(attention.BACKWARD, _ours, _flops_of_attention_backward)
 
     def _add(self, op: torch._ops.OpOverload, make: Callable[..., _Handler], *args: Any) -> None:
         tally = Tally(op)
@@ -383,7 +390,7 @@ def _product(
 def _grouped(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
     """What takes products of groups."""
 
-    def taken(args: tuple[Any, ...]) -> tuple[Any, int, str]:
+    def taken(args: tuple[Any, ...], _: Any) -> tuple[Any, int, str]:
         a, b, *more = args
         offs, *others = more or [None]
         flops = grouped.flops(a.shape, b.shape)
@@ -400,7 +407,7 @@ def _convolution(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
     """What takes convolutions that are products."""
     product = functools.partial(_CALL, **how)
 
-    def taken(args: tuple[Any, ...]) -> tuple[Any, int, str]:
+    def taken(args: tuple[Any, ...], _: Any) -> tuple[Any, int, str]:
         """The result, its FLOP, and why there is none."""
         x, weight, bias, *options = args[:9]
         operands = (x, weight) if bias is None else (x, weight, bias)
@@ -424,7 +431,7 @@ def _convolution(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
 def _convolution_backward(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
     """What takes the gradients of convolutions that are products."""
 
-    def taken(args: tuple[Any, ...]) -> tuple[Any, int, str]:
+    def taken(args: tuple[Any, ...], _: Any) -> tuple[Any, int, str]:
         grad, x, weight, _, *options, wanted = args
         products = wanted[0] + wanted[1]
         if not convolutions.is_product(weight.shape[2:], *options):
@@ -448,11 +455,50 @@ def _convolution_backward(tally: Tally, how: dict[str, Any], least: float) -> _H
     return _counted(tally, taken)
 
 
+def _attention(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
+    """What takes attention in one operator."""
+
+    def taken(
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, wants_lse: bool,
+        dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+    ) -> tuple[Any, int, str]:  # fmt: skip
+        tensors = (q, k, v) if bias is None else (q, k, v, bias)
+        flops = attention.flops_of_forward(q.shape, k.shape)
+        reason = _reason(tensors) or ("" if flops >= max(least, 1) else _small(least))
+        if reason := reason or attention.why_torchs(q, k, v, bias, dropout_p, how):
+            return None, flops, reason
+        result = attention.as_torchs_forward(q, k, v, bias, wants_lse, is_causal, scale)
+        return result, flops, ""
+
+    return _counted(tally, lambda args, kwargs: taken(*args, **kwargs))
+
+
+def _attention_backward(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
+    """What takes its gradients, but for a bias's. The forward may have been either's."""
+
+    def taken(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor,
+        lse: Tensor, seed: Tensor, offset: Tensor, dropout_p: float, wanted: list[bool],
+        is_causal: bool = False, *, scale: float | None = None,
+    ) -> tuple[Any, int, str]:  # fmt: skip
+        tensors = (grad, q, k, v, out, lse) if bias is None else (grad, q, k, v, out, lse, bias)
+        flops = attention.flops_of_backward(grad.shape, q.shape, k.shape)
+        reason = _reason(tensors) or ("" if flops >= max(least, 1) else _small(least))
+        if not reason and bias is not None and wanted[3]:
+            reason = "a gradient of the bias"
+        if reason := reason or attention.why_torchs(q, k, v, bias, dropout_p, how):
+            return None, flops, reason
+        result = attention.as_torchs_backward(grad, q, k, v, bias, out, lse, is_causal, scale)
+        return result, flops, ""
+
+    return _counted(tally, lambda args, kwargs: taken(*args, **kwargs))
+
+
 def _misfit(x: torch.Size, weight: torch.Size) -> str:
     return "" if convolutions.fits(x, weight) else "sizes"
 
 
-def _counted(tally: Tally, taken: Callable[[tuple[Any, ...]], tuple[Any, int, str]]) -> _Handler:
+def _counted(tally: Tally, taken: Callable[[Any, Any], tuple[Any, int, str]]) -> _Handler:
     """What asks ``taken`` for a call's result, and torch where there is none."""
 
     def handle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -460,7 +506,7 @@ def _counted(tally: Tally, taken: Callable[[tuple[Any, ...]], tuple[Any, int, st
             return _of_subclasses(func, args, kwargs)
         flops, why = 0, ""
         try:
-            result, flops, why = taken(args)
+            result, flops, why = taken(args, kwargs)
             if result is not None:
                 tally.calls += 1
                 tally.flops += flops
@@ -503,19 +549,30 @@ def _inseparable(tally: Tally) -> _Handler:
     return handle
 
 
-def _ours(tally: Tally) -> _Handler:
+def _ours(tally: Tally, flops: Callable[[Any, Any, Any], int]) -> _Handler:
     """What counts the calls of our own operators, as converted layers make them."""
 
     def handle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not types:
-            product = result[0] if isinstance(result, tuple) else result
-            inner = args[0].shape[-2 if kwargs.get("trans_a") else -1]
             tally.calls += 1
-            tally.flops += 2 * product.numel() * inner
+            tally.flops += flops(args, kwargs, result)
         return result
 
     return handle
+
+
+def _flops_of_sgemm(args: Any, kwargs: Any, result: Any) -> int:
+    product = result[0] if isinstance(result, tuple) else result
+    return 2 * product.numel() * args[0].shape[-2 if kwargs.get("trans_a") else -1]
+
+
+def _flops_of_attention(args: Any, kwargs: Any, result: Any) -> int:
+    return attention.flops_of_forward(args[0].shape, args[1].shape)
+
+
+def _flops_of_attention_backward(args: Any, kwargs: Any, result: Any) -> int:
+    return attention.flops_of_backward(None, args[1].shape, args[2].shape)
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
@@ -547,10 +604,12 @@ def _flops_of_rnn(name: str, args: Any) -> int:
 
 def _functions() -> Iterator[CodeType]:
     """The code of what a call runs."""
-    for function in (_torch_dispatch, _of_subclasses, _reason, _flops, _flops_of_rnn, Tally.leave):
+    for function in (_torch_dispatch, _of_subclasses, _reason, _flops, _flops_of_rnn,
+                     _flops_of_sgemm, _flops_of_attention, _flops_of_attention_backward,
+                     Tally.leave):  # fmt: skip
         yield function.__code__
-    for factory in (_product, _grouped, _convolution, _convolution_backward, _counted, _composite,
-                    _inseparable, _ours):  # fmt: skip
+    for factory in (_product, _grouped, _convolution, _convolution_backward, _attention,
+                    _attention_backward, _counted, _composite, _inseparable, _ours):  # fmt: skip
         yield from filter(inspect.iscode, factory.__code__.co_consts)
 
 
