@@ -116,8 +116,8 @@ def _refuse_bias(op: Any, bias: Tensor | None) -> None:
         raise RuntimeError(f"{op._opname}: there is no gradient of bias; detach() it")
 
 
-class _Forward:
-    """The rules of the forward operator's autograd Functions."""
+class AttentionForward:
+    """The rules of the forward operator's autograd Functions, whose nodes have its name."""
 
     op = FORWARD
     by_products = staticmethod(attention_products.attention)
@@ -136,7 +136,7 @@ class _Forward:
         return None, *found, None, None, None
 
 
-class _Backward:
+class AttentionBackward:
     """Those of the backward operator's."""
 
     op = BACKWARD
@@ -168,33 +168,29 @@ def _plain(rules: Any) -> Any:
     Its first input, and the other's, is a keyset, which has no gradient.
     """
 
-    class Plain(rules, torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = _run(rules.op, inputs[0], inputs[1:])
-            rules.keep(ctx, inputs, output)
-            return output
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = _run(rules.op, inputs[0], inputs[1:])
+        rules.keep(ctx, inputs, output)
+        return output
 
-    return Plain
+    return _function(rules, forward=forward)
 
 
 def _transformed(rules: Any) -> Any:
     """The Function of ``torch.func``."""
 
-    class Transformed(rules, torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(*inputs: Any) -> Any:
-            return _run(rules.op, None, inputs[1:])
+    def forward(*inputs: Any) -> Any:
+        return _run(rules.op, None, inputs[1:])
 
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            rules.keep(ctx, inputs, output)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return _vmapped(rules.op, info.batch_size, in_dims[1:], inputs[1:])
 
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-            return _vmapped(rules.op, info.batch_size, in_dims[1:], inputs[1:])
+    return _function(rules, forward=forward, setup_context=rules.keep, vmap=vmap)
 
-    return Transformed
+
+def _function(rules: Any, **methods: Any) -> Any:
+    bases = rules, torch.autograd.Function
+    return type(rules.__name__, bases, {name: staticmethod(f) for name, f in methods.items()})
 
 
 def _vmapped(op: Any, size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> Any:
@@ -267,7 +263,7 @@ def _autocast(
         return FORWARD(q, k, v, bias, is_causal, scale)
 
 
-for _rules in (_Forward, _Backward):
+for _rules in (AttentionForward, AttentionBackward):
     _register(_rules)
 for _key in ("AutocastCPU", "AutocastCUDA"):
     _LIB.impl("attention_forward", _autocast, _key)
