@@ -116,8 +116,8 @@ def _refuse_bias(op: Any, bias: Tensor | None) -> None:
         raise RuntimeError(f"{op._opname}: there is no gradient of bias; detach() it")
 
 
-class AttentionForward:
-    """The rules of the forward operator's autograd Functions, whose nodes have its name."""
+class _AttentionForward:
+    """The rules of the forward operator's autograd Functions, whose nodes are named after it."""
 
     op = FORWARD
     by_products = staticmethod(attention_products.attention)
@@ -136,7 +136,7 @@ class AttentionForward:
         return None, *found, None, None, None
 
 
-class AttentionBackward:
+class _AttentionBackward:
     """Those of the backward operator's."""
 
     op = BACKWARD
@@ -190,7 +190,7 @@ def _transformed(rules: Any) -> Any:
 
 def _function(rules: Any, **methods: Any) -> Any:
     bases = rules, torch.autograd.Function
-    return type(rules.__name__, bases, {name: staticmethod(f) for name, f in methods.items()})
+    return type(rules.__name__[1:], bases, {name: staticmethod(f) for name, f in methods.items()})
 
 
 def _vmapped(op: Any, size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> Any:
@@ -263,7 +263,7 @@ def _autocast(
         return FORWARD(q, k, v, bias, is_causal, scale)
 
 
-for _rules in (AttentionForward, AttentionBackward):
+for _rules in (_AttentionForward, _AttentionBackward):
     _register(_rules)
 for _key in ("AutocastCPU", "AutocastCUDA"):
     _LIB.impl("attention_forward", _autocast, _key)
@@ -416,6 +416,11 @@ def scaled_dot_product_attention(
     """
     operands: tuple[Any, ...] = query, key, value, attn_mask
     if has_torch_function_variadic(*operands):
+        if isinstance(query, Tensor) and query.is_nested:
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                enable_gqa=enable_gqa,
+            )  # fmt: skip
         return overridden(
             scaled_dot_product_attention, operands, *operands, dropout_p=dropout_p,
             is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,

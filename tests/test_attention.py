@@ -1,0 +1,898 @@
+"""Attention's kernels, in the emulator and on a GPU, and the function that is torch's in them.
+
+Errors are measured as products' are: an element's, over the sum of its terms' sizes and in units of
+2^-24, beside those of torch's own FP32 on the same device. Sums are those of float64.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import problems
+import pytest
+import torch
+import torch.nn.functional as F
+from problems import same_bits
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import functionalize, grad, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import xgemm_torch
+from xgemm_torch import attention, attention_products
+
+FORWARD, BACKWARD = torch.ops.xgemm.attention_forward, torch.ops.xgemm.attention_backward
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
+sdpa = xgemm_torch.scaled_dot_product_attention
+
+U = 2.0**-24
+BESIDE = 2.0  # the largest error may be as many times that of torch's own FP32,
+ALONE = 8.0  # and as many units more.
+# Limbs keep what is 2^-29 of the largest of its tile, and smaller elements to 2^-51 of it.
+FLOOR = 2.0**-51 / U
+RESULTS = ("out", "lse", "dq", "dk", "dv")
+
+on_a_gpu = pytest.mark.gpu
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_a_gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """One that the kernels run on: the emulator, or a GPU that they are made for."""
+    if request.param == "cuda":
+        needs_kernels()
+    return request.param
+
+
+def needs_kernels() -> None:
+    if not attention.has_kernels(torch.device("cuda")):
+        pytest.skip("the kernels are made for compute capability 9.0")
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the function take its kernels on a CPU, too, where they run in the emulator."""
+
+    def has_kernels(device: torch.device) -> bool:
+        return device.type in ("cpu", "cuda")
+
+    has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(attention, "has_kernels", has_kernels)
+
+
+# ------------------------------------------------------------------------------ the oracle
+
+
+def seen(rows: int, keys: int, causal: bool, device: Any) -> Tensor:
+    mask = torch.ones(rows, keys, dtype=torch.bool, device=device)
+    return mask.tril() if causal else mask
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float,
+          dout: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+    """Results in float64, and the sizes that their errors are measured by."""
+    q, k, v, dout = (t.double() for t in (q, k, v, dout))
+    see = seen(q.shape[2], k.shape[2], causal, q.device)
+    never = torch.tensor(-math.inf, device=q.device, dtype=torch.float64)
+
+    def masked(x: Tensor, value: Any = 0.0) -> Tensor:  # a NaN behind the mask is none
+        return torch.where(see, x, value)
+
+    added = 0.0 if bias is None else bias.double()
+    s = masked(scale * (q @ k.mT) + added, never)
+    lse = torch.logsumexp(s, -1, keepdim=True)
+    lse = torch.where(lse == never, math.inf, lse)
+    p = masked((s - lse).exp())
+    out = _of_keys(p, v, see)
+    dp = masked(dout @ v.mT)
+    delta = (p * dp).sum(-1, keepdim=True)
+    ds = scale * masked(p * (dp - delta))
+    found = out, lse.squeeze(-1), _of_keys(ds, k, see), ds.mT @ q, p.mT @ dout
+
+    def size(t: Tensor) -> Tensor:
+        t = t.nan_to_num(0.0, 0.0, 0.0).abs()
+        return t + FLOOR * (t.amax((-2, -1), keepdim=True) if t.numel() else 0.0)
+
+    of_bias = 0.0 if bias is None else torch.where(bias.isinf(), 0.0, bias).abs().double()
+    terms = 1.0 + abs(scale) * (size(q) @ size(k).mT) + of_bias
+    p_ = masked(size(p.nan_to_num()) * terms)
+    dp_ = masked(size(dout) @ size(v).mT)
+    ds_ = abs(scale) * p_ * (dp_ + (p_ * dp_).sum(-1, keepdim=True))
+    lse_ = (p_ * terms).sum(-1) + lse.squeeze(-1).nan_to_num(0.0, 0.0, 0.0).abs()
+    sizes = p_ @ size(v), lse_, ds_ @ size(k), ds_.mT @ size(q), p_.mT @ size(dout)
+    return found, sizes
+
+
+def _of_keys(weights: Tensor, t: Tensor, see: Tensor) -> Tensor:
+    """weights t, in which what is not finite reaches the rows that see it alone."""
+    if t.isfinite().all():
+        return weights @ t
+    terms = torch.where(see[..., None], weights[..., None] * t[..., None, :, :], 0.0)
+    return terms.sum(-2)
+
+
+def torchs(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float,
+           dout: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+    """torch's own FP32 on that device; the logarithms, which it has to itself on a CPU, by hand."""
+    x = [t.detach().requires_grad_() for t in (q, k, v)]
+    if q.is_cuda:
+        aligned = None if bias is None else _aligned(bias)
+        out, lse, _, _ = EFFICIENT(*x, aligned, True, 0.0, causal, scale=scale)
+        lse = lse[..., : q.shape[2]]
+    else:
+        out, lse = attention_products.attention(*x, bias, causal, scale)
+        lse = lse[..., : q.shape[2]]
+    grads = torch.autograd.grad(out, x, dout)
+    return out.detach(), lse.detach(), *grads
+
+
+def _aligned(bias: Tensor) -> Tensor:
+    """As torch's kernel wants a bias: rows begin at 16 bytes."""
+    pad = -bias.shape[-1] % 8
+    return F.pad(bias, (0, pad))[..., : bias.shape[-1]]
+
+
+def ours_of(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float,
+            dout: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+    out, lse = FORWARD(q, k, v, bias, causal, scale)
+    grads = BACKWARD(dout, q, k, v, bias, out, lse, causal, scale)
+    check_memory(q, k, out, lse, grads)
+    return out, lse[..., : q.shape[2]], *grads
+
+
+def check_memory(q: Tensor, k: Tensor, out: Tensor, lse: Tensor, grads: Any) -> None:
+    """Shapes and strides as torch's kernels give them, and infinities in the padding."""
+    for t, like in ((out, q), (grads[0], q), (grads[1], k), (grads[2], k)):
+        assert t.shape == like.shape
+        assert t.transpose(1, 2).is_contiguous()
+    rows = q.shape[2]
+    assert lse.shape == (*q.shape[:2], -(-rows // 32) * 32)
+    assert lse.is_contiguous()
+    assert bool((lse[..., rows:] == math.inf).all())
+
+
+def errors(got: Any, want: Any, sizes: Any) -> dict[str, float]:
+    """By result the largest error of its finite elements, in units."""
+    found = {}
+    for name, x, y, size in zip(RESULTS, got, want, sizes, strict=True):
+        finite = y.isfinite() & (size > 0)
+        off = (x.double() - y).abs()[finite] / (U * size[finite])
+        found[name] = float(off.max()) if off.numel() else 0.0
+    return found
+
+
+def check(*problem: Any) -> None:
+    """Ours beside torch's own and float64: errors, and where something is not finite."""
+    want, sizes = exact(*problem)
+    got = ours_of(*problem)
+    theirs = errors(torchs(*problem), want, sizes)
+    for name, x, y in zip(RESULTS, got, want, strict=True):
+        assert torch.equal(x.isfinite(), y.isfinite()), name
+    for name, error in errors(got, want, sizes).items():
+        bound = BESIDE * theirs[name] if math.isfinite(theirs[name]) else 0.0
+        assert error <= bound + ALONE, (name, error, theirs[name])
+
+
+def operands(b: int, h: int, s: int, t: int, d: int, device: Any = "cpu") -> list[Tensor]:
+    """q, k, v and the gradient of the result."""
+    shapes = (b, h, s, d), (b, h, t, d), (b, h, t, d), (b, h, s, d)
+    return [problems.normal(*shape, device=device) for shape in shapes]
+
+
+def biased(kind: str | None, b: int, h: int, s: int, t: int, device: Any) -> Tensor | None:
+    """A bias, None without: numbers, one row for all, or masks, of which one row hides all."""
+    if kind is None:
+        return None
+    if kind == "numbers":
+        return problems.normal(b, h, s, t, device=device)
+    if kind == "row":
+        return problems.normal(1, 1, 1, t, device=device).expand(b, h, s, t)
+    mask = torch.rand(b, 1, s, t, device=device) < 0.4
+    mask[:, :, s // 2] = True
+    added = torch.zeros(b, 1, s, t, device=device).masked_fill(mask, -math.inf)
+    return added.expand(b, h, s, t)
+
+
+# ------------------------------------------------------------------------------ the operators
+
+# B, H, S, T, D, causal, bias.
+SMALL = [
+    (1, 1, 1, 1, 8, False, None),
+    (1, 2, 5, 64, 64, False, "numbers"),
+    (2, 1, 64, 5, 8, True, None),
+    (1, 1, 65, 65, 64, True, None),
+    (1, 1, 64, 130, 100, False, "row"),
+    (1, 2, 65, 64, 128, False, None),
+    (1, 1, 130, 130, 64, True, "masks"),
+    (1, 1, 5, 130, 1, True, None),
+    (1, 1, 65, 1, 127, False, "masks"),
+]
+LARGE = [
+    (2, 3, 257, 300, d, causal, bias)
+    for d in (8, 32, 40, 64, 80, 96, 128)
+    for causal in (False, True)
+    for bias in (None, "numbers", "masks")
+] + [(1, 16, 1024, 1024, 64, True, None), (1, 2, 2048, 4096, 128, False, None)]  # fmt: skip
+
+
+def check_sizes(case: tuple[Any, ...], device: str, scale: float | None = None) -> None:
+    b, h, s, t, d, causal, bias = case
+    q, k, v, dout = operands(b, h, s, t, d, device)
+    factor = d**-0.5 if scale is None else scale
+    check(q, k, v, biased(bias, b, h, s, t, device), causal, factor, dout)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_beside_float64(case, device):
+    check_sizes(case, device)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_beside_float64_on_a_gpu(case):
+    needs_kernels()
+    check_sizes(case, "cuda")
+
+
+@pytest.mark.parametrize("scale", [1.0, -0.3, 0.0])
+def test_any_scale(scale, device):
+    check_sizes((1, 1, 20, 70, 16, True, None), device, scale)
+
+
+def _packed(b: int, h: int, s: int, d: int, device: str) -> list[Tensor]:
+    return list(problems.normal(b, s, 3, h, d, device=device).permute(2, 0, 3, 1, 4))
+
+
+STRIDED: dict[str, Callable[[str], list[Tensor]]] = {
+    # As of one projection, whose rows hold the heads of q, k and v.
+    "packed": lambda device: _packed(1, 2, 33, 16, device),
+    "odd offsets": lambda device: [
+        problems.VIEWS["offset"](problems.normal(1, 2, 33, 15, device=device)) for _ in range(3)
+    ],
+    "spaced": lambda device: [
+        problems.VIEWS["spaced"](problems.normal(1, 2, 33, 12, device=device)) for _ in range(3)
+    ],
+    "columns dense": lambda device: [
+        problems.VIEWS["column_major"](problems.normal(1, 2, 33, 12, device=device))
+        for _ in range(3)
+    ],
+    "one head of keys": lambda device: [
+        problems.normal(1, 2, 33, 16, device=device),
+        *(problems.normal(1, 1, 40, 16, device=device).expand(1, 2, 40, 16) for _ in range(2)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_any_strides(name, device):
+    """Neither do strides matter to bits, nor is an operand copied for them."""
+    q, k, v = STRIDED[name](device)
+    dout = problems.normal(1, 1, 1, q.shape[-1], device=device).expand(q.shape)
+    bias = problems.normal(1, 1, 33, k.shape[2] + 1, device=device)[..., 1:].expand(1, 2, -1, -1)
+    rest = (True, 0.25)
+    got = ours_of(q, k, v, bias, *rest, dout)
+    dense = [t.contiguous() for t in (q, k, v, bias)]
+    for x, y in zip(got, ours_of(*dense, *rest, dout.contiguous()), strict=True):
+        assert same_bits(x, y)
+    check(q, k, v, bias, *rest, dout)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 2, 0, 5, 8), (1, 2, 5, 0, 8), (0, 2, 5, 5, 8), (2, 0, 5, 5, 8)]
+)
+def test_empty_operands(sizes, device):
+    q, k, v, dout = operands(*sizes, device)
+    for causal in (False, True):
+        out, lse, *grads = ours_of(q, k, v, None, causal, 0.3, dout)
+        assert not out.any()
+        assert bool((lse == math.inf).all())
+        assert not any(t.any() for t in grads)
+
+
+def test_results_are_the_same_each_time(device):
+    b, h, s, t, d = (1, 2, 65, 130, 64) if device == "cpu" else (2, 8, 1024, 1500, 64)
+    q, k, v, dout = operands(b, h, s, t, d, device)
+    first = ours_of(q, k, v, None, True, 0.125, dout)
+    for _ in range(1 if device == "cpu" else 5):
+        again = ours_of(q, k, v, None, True, 0.125, dout)
+        assert all(same_bits(x, y) for x, y in zip(first, again, strict=True))
+
+
+def _rows(t: Tensor, row: int, factor: float) -> Tensor:
+    t = t.clone()
+    t[:, :, row] *= factor
+    return t
+
+
+def _steps(t: Tensor, span: int = 20) -> Tensor:
+    """Rows that differ by up to 2^span."""
+    steps = torch.arange(t.shape[2], device=t.device) * 7 % (span + 1) - span // 2
+    return t * torch.exp2(steps.float())[:, None]
+
+
+def _learned(dout: Tensor) -> Tensor:
+    """Gradients of samples of which most are learned: nearly nothing, but for every seventh row."""
+    dout = dout.clone()
+    rows = torch.arange(dout.shape[2], device=dout.device) % 7 != 0
+    dout[:, :, rows] *= 2.0**-60
+    return dout
+
+
+Data = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
+DATA: dict[str, Data] = {
+    "zeros": lambda q, k, v, g: (q * 0, k * 0, v * 0, g * 0),
+    "no gradient": lambda q, k, v, g: (q, k, v, g * 0),
+    "a row of q of 1e20": lambda q, k, v, g: (_rows(q, 3, 1e20), k, v, g),
+    "a row of v of 1e20": lambda q, k, v, g: (q, k, _rows(v, 3, 1e20), g),
+    "a row of the gradient of 1e20": lambda q, k, v, g: (q, k, v, _rows(g, 3, 1e20)),
+    "rows of q": lambda q, k, v, g: (_steps(q, 8), k, v, g),
+    "rows of k": lambda q, k, v, g: (q, _steps(k, 8), v, g),
+    "rows of v": lambda q, k, v, g: (q, k, _steps(v), g),
+    "rows of the gradient": lambda q, k, v, g: (q, k, v, _steps(g)),
+    "small": lambda q, k, v, g: (q * 2.0**-60, k, v * 2.0**-40, g * 2.0**-40),
+    "large": lambda q, k, v, g: (q * 2.0**-30, k * 2.0**30, v * 2.0**40, g * 2.0**20),
+    "learned samples": lambda q, k, v, g: (q, k, v, _learned(g)),
+    "one mean": lambda q, k, v, g: (q + 3, k + 3, v + 100, g),
+    "sharp": lambda q, k, v, g: (q * 10, k * 10, v, g),
+}
+
+
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=on_a_gpu)])
+@pytest.mark.parametrize("data", DATA)
+def test_kinds_of_data(data, causal, device):
+    sizes = (1, 1, 70, 70, 16) if device == "cpu" else (2, 4, 400, 400, 64)
+    q, k, v, dout = DATA[data](*operands(*sizes, device))
+    check(q, k, v, None, causal, sizes[-1] ** -0.5, dout)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_key_that_is_not_finite_reaches_the_rows_that_see_it(value, device):
+    """Of a causal mask those from the key on, whose weights are NaN, or zero at -inf."""
+    s, key = (70, 66) if device == "cpu" else (300, 130)
+    q, k, v, dout = operands(1, 1, s, s, 16, device)
+    k[0, 0, key, 5] = value
+    got = ours_of(q, k, v, None, True, 0.25, dout)
+    want, _ = exact(q, k, v, None, True, 0.25, dout)
+    for x, y in zip(got[:2], want, strict=False):
+        assert torch.equal(x.isnan(), y.isnan())
+        torch.testing.assert_close(x, y.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
+    for name, x, y in zip(RESULTS[2:], got[2:], want[2:], strict=True):  # zeros times NaN are NaN
+        assert not bool((x.isfinite() & ~y.isfinite()).any()), name
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_reaches_the_rows_that_see_it(value, device):
+    """In its column. Of rows that do not, zero times it is NaN in torch's own, too."""
+    s, key = (70, 66) if device == "cpu" else (300, 130)
+    q, k, v, dout = operands(1, 1, s, s, 16, device)
+    v[0, 0, key, 5] = value
+    out = ours_of(q, k, v, None, True, 0.25, dout)[0][:, :, key:]
+    want = exact(q, k, v, None, True, 0.25, dout)[0][0][:, :, key:]
+    assert torch.equal(out.isfinite(), want.isfinite())
+    finite = want.isfinite()
+    torch.testing.assert_close(out[finite], want[finite].float(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_hides_keys_that_are_not_finite(device):
+    """What nobody sees by causality may be anything, but for zero times it in dq."""
+    q, k, v, dout = operands(1, 1, 20, 70, 16, device)
+    want = ours_of(q, k, v, None, True, 0.25, dout)
+    k = k.clone()
+    k[:, :, 20:] = math.nan
+    got = ours_of(q, k, v, None, True, 0.25, dout)
+    for i in (0, 1, 3, 4):
+        torch.testing.assert_close(got[i], want[i], rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------ bad input
+
+Q, BIAS = torch.ones(1, 2, 5, 8), torch.zeros(1, 2, 5, 5)
+BAD: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
+    "dtype": ((Q, Q.double(), Q, None), TypeError, "k must be float32, got float64"),
+    "mask": ((Q, Q, Q, BIAS > 0), TypeError, "bias must be float32, got bool"),
+    "layout": ((Q.to_sparse(), Q, Q, None), TypeError, "q must be a dense (strided) tensor"),
+    "rank": ((Q[0], Q, Q, None), ValueError, "q must have 4 dimensions, got shape (2, 5, 8)"),
+    "heads": ((Q, Q[:, :1], Q, None), ValueError,
+              "k must have shape (1, 2, 5, 8), got (1, 1, 5, 8)"),
+    "keys": ((Q, Q, Q[:, :, 1:], None), ValueError,
+             "v must have shape (1, 2, 5, 8), got (1, 2, 4, 8)"),
+    "width": ((Q, Q[..., 1:], Q, None), ValueError,
+              "k must have shape (1, 2, 5, 8), got (1, 2, 5, 7)"),
+    "bias": ((Q, Q, Q, BIAS[:, :1]), ValueError,
+             "bias must have shape (1, 2, 5, 5), got (1, 1, 5, 5)"),
+    "large heads": ((*[torch.ones(1, 1, 2, 129)] * 3, None), ValueError,
+                    "heads must have 1 to 128 elements, got 129"),
+    "no width": ((*[torch.ones(1, 1, 2, 0)] * 3, None), ValueError,
+                 "heads must have 1 to 128 elements, got 0"),
+    "devices": ((Q, Q.to("meta"), Q, None), ValueError, "q is on cpu, k is on meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_operands(name):
+    operands, error, words = BAD[name]
+    with pytest.raises(error, match=re.escape(f"attention_forward: {words}")):
+        FORWARD(*operands, False, 1.0)
+
+
+@pytest.mark.parametrize(("name", "value", "error", "words"), [
+    ("grad", Q[..., :7], ValueError, "grad must have shape (1, 2, 5, 8), got (1, 2, 5, 7)"),
+    ("out", Q.double(), TypeError, "out must be float32, got float64"),
+    ("lse", torch.zeros(1, 2, 5), ValueError, "lse must have shape (1, 2, 32), got (1, 2, 5)"),
+    ("lse", torch.zeros(2, 32), ValueError, "lse must have 3 dimensions, got shape (2, 32)"),
+])  # fmt: skip
+def test_bad_operands_of_the_backward(name, value, error, words):
+    given = {"grad": Q, "out": Q, "lse": torch.zeros(1, 2, 32), name: value}
+    with pytest.raises(error, match=re.escape(f"attention_backward: {words}")):
+        BACKWARD(given["grad"], Q, Q, Q, None, given["out"], given["lse"], False, 1.0)
+
+
+def test_a_bias_has_no_gradient():
+    with pytest.raises(RuntimeError, match="attention_forward: there is no gradient of bias"):
+        FORWARD(Q, Q, Q, BIAS.clone().requires_grad_(), False, 1.0)
+
+
+def test_a_freed_storage_is_refused():
+    q = torch.ones(1, 2, 5, 8)
+    q.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="was it freed"):
+        FORWARD(q, Q, Q, None, False, 1.0)
+
+
+# ------------------------------------------------------------------------------ the function
+
+
+def _float64(*args: Any, **options: Any) -> Tensor:
+    """torch's own of the same call in float64."""
+    wide = [t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in args]
+    return by_math(*wide, **options)
+
+
+def by_math(*args: Any, **options: Any) -> Tensor:
+    """torch's own, by the products that it is defined by, which have every derivative."""
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **options)
+
+
+def _shapes(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [problems.normal(*shape) for shape in shapes]
+
+
+LEADING = {
+    "none": ((5, 8), (7, 8), (7, 8)),
+    "batch": ((3, 5, 8), (3, 7, 8), (3, 7, 8)),
+    "five": ((2, 1, 2, 5, 8), (2, 1, 2, 7, 8), (2, 1, 2, 7, 8)),
+    "broadcast keys": ((1, 2, 5, 8), (1, 7, 8), (1, 1, 7, 8)),
+    "broadcast queries": ((5, 8), (1, 2, 7, 8), (2, 1, 7, 8)),
+}
+
+
+@pytest.mark.parametrize("leading", LEADING)
+def test_leading_dimensions(leading, ours):
+    tensors = _shapes(*LEADING[leading])
+    with FlopCounterMode(display=False) as count:
+        got = sdpa(*tensors, is_causal=True)
+    want = _float64(*tensors, is_causal=True)
+    assert got.shape == want.shape
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    assert "xgemm.attention_forward" in map(str, count.get_flop_counts()["Global"])
+
+
+MASKS: dict[str, Callable[[], Tensor]] = {
+    "bool": lambda: torch.rand(1, 2, 5, 7) < 0.7,
+    "keys alone": lambda: torch.tensor([True, False, True, True, False, True, True]),
+    "no key": lambda: torch.zeros(5, 7, dtype=torch.bool),
+    "expanded": lambda: (torch.rand(1, 1, 1, 7) < 0.7).expand(1, 2, 5, 7),
+    "numbers": lambda: problems.normal(2, 5, 7),
+    "one number": lambda: problems.normal(1),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(mask, ours):
+    q, k, v = _shapes((1, 2, 5, 8), (1, 2, 7, 8), (1, 2, 7, 8))
+    added = MASKS[mask]()
+    got = sdpa(q, k, v, attn_mask=added, scale=0.5)
+    want = _float64(q, k, v, added, scale=0.5)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (2, 1), (6, 6)])
+def test_heads_that_share_keys(heads, ours):
+    q, k, v = _shapes((1, 6, 5, 8), (1, heads[0], 7, 8), (1, heads[1], 7, 8))
+    got = sdpa(q, k, v, enable_gqa=True)
+    each = [t.repeat_interleave(6 // t.shape[1], 1) for t in (k, v)]
+    torch.testing.assert_close(got.double(), _float64(q, *each), rtol=1e-5, atol=1e-5)
+
+
+class Wrapped(Tensor):
+    """A class that torch's functions ask."""
+
+
+def _nested() -> Tensor:
+    parts = [problems.normal(2, n, 8).transpose(0, 1) for n in (3, 5)]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+
+
+NOT_OURS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "float64": lambda: ((Q.double(),) * 3, {}),
+    "bfloat16": lambda: ((Q.bfloat16(),) * 3, {}),
+    "dropout": lambda: ((Q, Q, Q), {"dropout_p": 1.0}),
+    "large heads": lambda: ((torch.ones(1, 1, 5, 129),) * 3, {}),
+    "another width": lambda: ((Q, Q, torch.ones(1, 2, 5, 9)), {}),
+    "a mask that requires grad": lambda: ((Q, Q, Q, BIAS.clone().requires_grad_()), {}),
+    "a mask and causal": lambda: ((Q, Q, Q, BIAS), {"is_causal": True}),
+    "meta": lambda: ((Q.to("meta"),) * 3, {}),
+    "nested": lambda: ((_nested(),) * 3, {}),
+    # What is wrong.
+    "no tensor": lambda: ((Q, Q, None), {}),
+    "inner sizes": lambda: ((Q, Q[..., :7], Q), {}),
+    "heads": lambda: ((Q, *[torch.ones(1, 3, 5, 8)] * 2), {}),
+    "shared heads": lambda: ((Q, *[torch.ones(1, 3, 5, 8)] * 2), {"enable_gqa": True}),
+    "a mask's shape": lambda: ((Q, Q, Q, torch.zeros(4, 5)), {}),
+    "a mask's dtype": lambda: ((Q, Q, Q, BIAS.double()), {}),
+    "dtypes": lambda: ((Q, Q.double(), Q), {}),
+    "scale": lambda: ((Q, Q, Q), {"scale": "1"}),
+    "one dimension": lambda: ((Q[0, 0, 0],) * 3, {}),
+    "dropout of 2": lambda: ((Q, Q, Q), {"dropout_p": 2.0}),
+}
+
+
+@pytest.fixture
+def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("a kernel was called")
+
+    monkeypatch.setattr(attention, "FORWARD", refuse)
+
+
+def _outcome(function: Any, args: Any, options: Any) -> Any:
+    try:
+        out = function(*args, **options)
+    except Exception as error:
+        return type(error), str(error)
+    if out.is_nested:
+        return type(out), out.values().detach()
+    return type(out), out.device.type, out.requires_grad, out.detach()
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_what_the_kernels_do_not_take_is_torchs(name, ours, no_kernel):
+    """Results and errors."""
+    args, options = NOT_OURS[name]()
+    *got, value = _outcome(sdpa, args, options)
+    *want, wanted = _outcome(F.scaled_dot_product_attention, args, options)
+    assert got == want
+    if not isinstance(wanted, Tensor):
+        assert value == wanted
+    elif not wanted.is_meta:
+        assert value.dtype is wanted.dtype
+        assert torch.allclose(value, wanted, 0, 0, equal_nan=True)
+
+
+def test_on_a_cpu_it_is_torchs(no_kernel):
+    assert same_bits(sdpa(Q, Q, Q), F.scaled_dot_product_attention(Q, Q, Q))
+
+
+def test_a_class_of_ones_own_is_asked(ours):
+    q = Q.as_subclass(Wrapped)
+    assert type(sdpa(q, Q, Q)) is Wrapped
+
+
+def test_autocast_keeps_float32(ours):
+    q, k, v = _shapes(*[(1, 2, 5, 8)] * 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = sdpa(q.bfloat16(), k, v, torch.zeros(5, 5, dtype=torch.bfloat16))
+        dropped = sdpa(q.bfloat16(), k, v, dropout_p=0.5)
+        by_hand = FORWARD(q.bfloat16(), k, v, None, False, 8**-0.5)[0]
+    assert dropped.dtype is torch.float32
+    assert same_bits(got, sdpa(q.bfloat16().float(), k, v))
+    assert same_bits(by_hand, got)
+
+
+def test_flops_are_counted(ours):
+    q, k = (t.requires_grad_() for t in _shapes((2, 1, 5, 8), (2, 1, 7, 8)))
+    with FlopCounterMode(display=False) as count:
+        sdpa(q, k, k).sum().backward()
+    each = 2 * 2 * 5 * 7 * 8
+    found = {str(op): n for op, n in count.get_flop_counts()["Global"].items()}
+    assert found == {"xgemm.attention_forward": 2 * each, "xgemm.attention_backward": 5 * each}
+
+
+# ------------------------------------------------------------------------------ derivatives
+
+TINY = ((1, 2, 5, 8), (1, 2, 7, 8), (1, 2, 7, 8))
+
+
+def _mask() -> Tensor:
+    mask = torch.rand(1, 2, 5, 7) < 0.6
+    mask[:, :, 2] = False
+    return mask
+
+
+def three_orders(function: Any, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
+    x = [t.detach().requires_grad_() for t in tensors]
+    out = function(*x, *args, **options)
+    first = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+    second = torch.autograd.grad(sum((g * g.cos()).sum() for g in first), x, create_graph=True)
+    third = torch.autograd.grad(sum(g.square().sum() for g in second), x)
+    return [out, *first, *second, *third]
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "numbers"])
+def test_derivatives_of_derivatives(kind, ours):
+    tensors = _shapes(*TINY)
+    mask = {"mask": _mask(), "numbers": problems.normal(5, 7)}.get(kind)
+    got = three_orders(sdpa, tensors, mask, is_causal=kind == "causal")
+    wide = mask.double() if kind == "numbers" else mask
+    doubles = [t.double() for t in tensors]
+    want = three_orders(by_math, doubles, wide, is_causal=kind == "causal")
+    for x, y in zip(got, want, strict=True):
+        beside = 2e-5 * max(1.0, float(y.detach().abs().max()))
+        torch.testing.assert_close(x.double(), y, rtol=2e-4, atol=beside)
+
+
+def test_the_first_gradient_is_the_kernels_whatever_follows(ours):
+    q, k, v = _shapes(*TINY)
+    q.requires_grad_()
+    for create in (False, True):
+        out = sdpa(q, k, v)
+        (got,) = torch.autograd.grad(out.sin().sum(), q, create_graph=create)
+        out, lse = FORWARD(q.detach(), k, v, None, False, 8**-0.5)
+        want = BACKWARD(out.cos(), q.detach(), k, v, None, out, lse, False, 8**-0.5)[0]
+        assert same_bits(got.detach(), want)
+
+
+Loss = Callable[..., Any]
+
+
+def _loss(function: Any) -> Loss:
+    return lambda q, k, v: function(q, k, v, is_causal=True).sin().sum()
+
+
+TRANSFORMS: dict[str, Callable[[Loss, list[Tensor]], Any]] = {
+    "grad": lambda f, x: grad(f, (0, 1, 2))(*x),
+    "grad of grad": lambda f, x: grad(lambda q: grad(f, 1)(q, *x[1:]).cos().sum())(x[0]),
+    "vjp": lambda f, x: vjp(f, *x)[1](torch.ones((), dtype=x[0].dtype)),
+    "vmap": lambda f, x: vmap(f)(*x),
+    "vmap of grad": lambda f, x: vmap(grad(f, (0, 1, 2)), (1, 1, 1))(*x),
+    "vmap of grad, shared": lambda f, x: vmap(grad(f, (0, 1)), (0, None, None))(
+        torch.stack([x[0], 2 * x[0]]), *x[1:]
+    ),
+    "grad of vmap": lambda f, x: grad(lambda q: vmap(f)(q, *x[1:]).cos().sum())(x[0]),
+    "jacrev of grad": lambda f, x: jacrev(grad(lambda q: f(q, *x[1:])))(x[0][:, :1, :1]),
+    "jvp": lambda f, x: jvp(f, tuple(x), tuple(t.flip(-1) for t in x)),
+    "jvp of grad": lambda f, x: jvp(grad(f), tuple(x), tuple(t.flip(-1) for t in x)),
+    "jacfwd of grad": lambda f, x: jacfwd(grad(lambda q: f(q, *x[1:])))(x[0][:, :1, :1]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name, ours):
+    tensors = _shapes(*TINY)
+    got = TRANSFORMS[name](_loss(sdpa), tensors)
+    want = TRANSFORMS[name](_loss(by_math), [t.double() for t in tensors])
+    torch.testing.assert_close(
+        torch.utils._pytree.tree_map(lambda t: t.double(), got), want, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_vmap_of_a_mask(ours):
+    q, k, v = _shapes(*TINY)
+    masks = torch.stack([_mask(), _mask()])
+    got = vmap(lambda m: sdpa(q, k, v, m))(masks)
+    want = torch.stack([sdpa(q, k, v, m) for m in masks])
+    torch.testing.assert_close(got, want)
+
+
+def test_forward_mode(ours):
+    q, k, v = _shapes(*TINY)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, k[:, :, :5])
+        got = forward_ad.unpack_dual(sdpa(dual, k, v, is_causal=True))
+    primal, tangent = jvp(
+        lambda q: _float64(q, k, v, is_causal=True), (q.double(),), (k[:, :, :5].double(),)
+    )
+    torch.testing.assert_close(got.primal.double(), primal, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.tangent.double(), tangent, rtol=1e-5, atol=1e-5)
+
+
+def test_functionalize(ours):
+    q, k, v = _shapes(*TINY)
+    assert same_bits(functionalize(lambda q: sdpa(q, k, v))(q), sdpa(q, k, v))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(reentrant, ours):
+    q, k, v = _shapes(*TINY)
+    grads = []
+    for wrap in (lambda f, x: f(x), functools.partial(checkpoint, use_reentrant=reentrant)):
+        x = q.clone().requires_grad_()
+        wrap(lambda x: sdpa(x, k, v), x).sin().sum().backward()
+        grads.append(x.grad)
+    assert same_bits(*grads)
+
+
+# ------------------------------------------------------------------------------ compilers
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_compiles(dynamic, ours):
+    """Whole, with gradients, under autocast, and where the call is torch's."""
+    q, k, v = _shapes(*TINY)
+    mask = _mask()
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        plain, masked = sdpa(q, k, v, is_causal=True), sdpa(q, k, v, mask, scale=0.5)
+        shared = sdpa(torch.cat([q, q], 1), k, v, enable_gqa=True)
+        return plain, masked, shared, sdpa(q, k, torch.cat([v, v], -1))
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    found = []
+    for function in (call, compiled):
+        x = [t.detach().requires_grad_() for t in (q, k, v)]
+        out = function(*x)
+        grads = torch.autograd.grad(sum(y.sin().sum() for y in out), x)
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            cast = function(*x)
+        found.append([*(t.detach() for t in out), *cast, *grads])
+    for x, y in zip(*found, strict=True):
+        assert x.dtype is torch.float32
+        assert x.stride() == y.stride()
+        torch.testing.assert_close(x, y)
+
+
+def test_sizes_that_data_decide(ours):
+    def call(q: Tensor, k: Tensor, n: Tensor) -> Tensor:
+        rows = n.item()
+        torch._check(rows >= 2)
+        torch._check(rows <= 5)
+        return sdpa(q.narrow(2, 0, rows), k, k)
+
+    q, k, _ = _shapes(*TINY)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        got = torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, torch.tensor(3))
+    assert same_bits(got, sdpa(q[:, :, :3], k, k))
+
+
+def test_torchs_rules_for_operators():
+    q, k, v = (t.requires_grad_() for t in _shapes(*TINY))
+    bias = problems.normal(5, 7).expand(1, 2, 5, 7)
+    torch.library.opcheck(FORWARD.default, (q, k, v, bias, False, 0.3))
+    torch.library.opcheck(FORWARD.default, (q, k, v, None, True, 0.3))
+    out, lse = (t.detach() for t in FORWARD(q, k, v, None, True, 0.3))
+    dout = problems.normal(*out.shape)
+    torch.library.opcheck(BACKWARD.default, (dout, q, k, v, None, out, lse, True, 0.3))
+
+
+def test_export(ours):
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return sdpa(q, k, v)
+
+    q, k, v = _shapes(*TINY)
+    rows, keys = torch.export.Dim("rows", min=2, max=64), torch.export.Dim("keys", min=2, max=64)
+    program = torch.export.export(
+        Model(), (q, k, v), dynamic_shapes=({2: rows}, {2: keys}, {2: keys})
+    )
+    assert any(n.target is FORWARD.default for n in program.graph.nodes)
+    longer = problems.normal(1, 2, 9, 8)
+    assert same_bits(program.module()(longer, k, v), sdpa(longer, k, v))
+
+
+# ------------------------------------------------------------------------------ on a GPU
+
+
+@pytest.fixture
+def gpu() -> Iterator[torch.device]:
+    needs_kernels()
+    yield torch.device("cuda")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_each_backward_takes_the_others_forward(causal, masked, gpu):
+    """The result and the logarithms are those of torch's kernel, in the same memory."""
+    b, h, s, t, d = 2, 3, 200, 264, 64
+    q, k, v, dout = operands(b, h, s, t, d, gpu)
+    bias = biased("masks", b, h, s, t, gpu) if masked else None
+    theirs = EFFICIENT(q, k, v, bias, True, 0.0, causal, scale=0.125)
+    mine = FORWARD(q, k, v, bias, causal, 0.125)
+    for x, y in zip(mine, theirs[:2], strict=True):
+        assert (x.shape, x.stride()) == (y.shape, y.stride())
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+    problem = (q, k, v, bias, causal, 0.125, dout)
+    want, sizes = exact(*problem)
+    backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+    wanted = [True, True, True, False]
+    for out, lse in (mine, theirs[:2]):
+        of_torch = backward(dout, q, k, v, bias, out, lse, *theirs[2:], 0.0, wanted, causal,
+                            scale=0.125)[:3]  # fmt: skip
+        of_ours = BACKWARD(dout, q, k, v, bias, out, lse, causal, 0.125)
+        for grads in (of_torch, of_ours):
+            found = errors((out, lse[..., :s], *grads), want, sizes)
+            assert max(found.values()) < 64, found
+
+
+@on_a_gpu
+def test_a_graph_holds_the_calls(gpu):
+    q, k, v, dout = operands(1, 4, 300, 300, 64, gpu)
+    q.requires_grad_()
+
+    def step() -> tuple[Tensor, Tensor]:
+        out = sdpa(q, k, v, is_causal=True)
+        return out.detach(), torch.autograd.grad(out, q, dout)[0]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = step()
+    for _ in range(2):
+        with torch.no_grad():
+            q.normal_()
+        graph.replay()
+        assert all(same_bits(x, y) for x, y in zip(held, step(), strict=True))
+
+
+@on_a_gpu
+def test_the_host_waits_for_nothing(gpu):
+    q, k, v, dout = operands(1, 4, 300, 300, 64, gpu)
+    mask = torch.rand(300, 300, device=gpu) < 0.5
+    q.requires_grad_()
+    sdpa(q, k, v, mask)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = sdpa(q, k, v, mask)
+        torch.autograd.grad(out, q, dout)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("shape", [(2, 4, 128, 64), (4, 128, 64), (128, 64)])
+def test_the_function_on_a_gpu(shape, gpu):
+    """By kernels of its own, beside torch's of float64, with gradients."""
+    tensors = [problems.normal(*shape, device=gpu) for _ in range(3)]
+    with FlopCounterMode(display=False) as count:
+        got = three_orders(sdpa, tensors, is_causal=True)[:4]
+    assert {"xgemm.attention_forward", "xgemm.attention_backward"} <= {
+        str(op) for op in count.get_flop_counts()["Global"]
+    }
+    want = three_orders(by_math, [t.double() for t in tensors], is_causal=True)[:4]
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-5)
+
+
+@on_a_gpu
+def test_inductor_on_a_gpu(gpu):
+    q, k, v, _ = operands(2, 4, 128, 128, 64, gpu)
+    call = torch.compile(lambda q: sdpa(q, k, v, is_causal=True).relu() * 2, fullgraph=True)
+    found = []
+    for function in (call, lambda q: sdpa(q, k, v, is_causal=True).relu() * 2):
+        x = q.clone().requires_grad_()
+        out = function(x)
+        found.append((out.detach(), torch.autograd.grad(out.sin().sum(), x)[0]))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+@on_a_gpu
+def test_a_device_without_current_context(gpu):
+    """The kernels run where the operands are, on the stream that is current there."""
+    q, k, v, _ = operands(1, 2, 64, 64, 32, gpu)
+    want = sdpa(q, k, v)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        got = sdpa(q, k, v)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert same_bits(got, want)
