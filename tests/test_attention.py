@@ -140,13 +140,17 @@ def _of_keys(weights: Tensor, t: Tensor, see: Tensor) -> Tensor:
 def torchs(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float,
            dout: Tensor) -> Iterator[tuple[Tensor, ...]]:  # fmt: skip
     """torch's own FP32 on that device: the fused kernel and, on a CPU, by products besides."""
-    x = [t.detach().requires_grad_() for t in (q, k, v)]
-    rows = q.shape[2]
-    if q.is_cuda:
+    rows, width = q.shape[2:]
+    if q.is_cuda:  # heads as its kernel wants them: of 16 bytes, aligned
+        *x, dout = (F.pad(t, (0, -width % 8)).contiguous().clone() for t in (q, k, v, dout))
+        x = [t.requires_grad_() for t in x]
         aligned = None if bias is None else _aligned(bias)
         out, lse, _, _ = EFFICIENT(*x, aligned, True, 0.0, causal, scale=scale)
-        yield out.detach(), lse.detach()[..., :rows], *torch.autograd.grad(out, x, dout)
+        grads = torch.autograd.grad(out, x, dout)
+        out, *grads = (t.detach()[..., :width] for t in (out, *grads))
+        yield out, lse.detach()[..., :rows], *grads
         return
+    x = [t.detach().requires_grad_() for t in (q, k, v)]
     out, lse = attention_products.attention(*x, bias, causal, scale)
     yield out.detach(), lse[..., :rows], *torch.autograd.grad(out, x, dout)
     if bias is None or not causal:  # whether torch takes both depends on its version
@@ -910,8 +914,7 @@ def test_inductor_on_a_gpu(gpu):
 
 
 @on_a_gpu
-def test_a_device_without_current_context(gpu):
-    """The kernels run where the operands are, on the stream that is current there."""
+def test_kernels_run_on_the_current_stream(gpu):
     q, k, v, _ = operands(1, 2, 64, 64, 32, gpu)
     want = sdpa(q, k, v)
     stream = torch.cuda.Stream()

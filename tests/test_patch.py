@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import xgemm_torch
 from build_tools.settings import ROOT
-from xgemm_torch import dispatch
+from xgemm_torch import attention, dispatch
 
 on_every_device = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -1214,6 +1214,209 @@ def test_grouped_products_that_are_wrong_are_torchs():
     with everything() as p:
         torch.ops.aten._grouped_mm(a.bfloat16(), b.bfloat16(), offs)
     assert reasons(p) == {"bfloat16"}
+
+
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
+
+
+@pytest.fixture
+def kernels_of_attention(monkeypatch):
+    """On a CPU they run in the emulator, and nobody takes them there."""
+    monkeypatch.setattr(attention, "has_kernels", lambda device: device.type == "cpu")
+
+
+def heads(*sizes: int, device: str = "cpu") -> list[Tensor]:
+    """Of one projection, as a model's are: (B, S, 3, H, D) as three (B, H, S, D)."""
+    b, h, s, d = sizes
+    return list(_a(b, s, 3, h, d).to(device).permute(2, 0, 3, 1, 4))
+
+
+@pytest.mark.parametrize("how", ["plain", "causal", "masked"])
+def test_attention_in_one_operator(how, kernels_of_attention):
+    """Forward and backward; memory is that of torch's kernels, as its own fakes have it."""
+    tensors = heads(1, 2, 40, 16)
+    bias = None
+    if how == "masked":
+        bias = torch.zeros(40, 48).masked_fill(torch.rand(40, 48) < 0.3, -torch.inf)
+        bias = bias[:, :40].expand(1, 2, 40, 40)
+    causal = how == "causal"
+
+    def run(function, *args, **options):
+        x = [t.detach().requires_grad_() for t in tensors]
+        out = function(*x, *args, **options)
+        first = out[0] if isinstance(out, tuple) else out
+        return out, torch.autograd.grad(first.sin().sum(), x)
+
+    want, want_grads = run(F.scaled_dot_product_attention, bias, is_causal=causal)
+    with everything() as p:
+        got, grads = run(EFFICIENT, bias, True, 0.0, causal)
+        alone = EFFICIENT(*tensors, bias, False, is_causal=causal, scale=0.25)
+    close((got[0], *grads), (want, *want_grads))
+    close(alone[0], want.detach())
+    flops = 2 * 1 * 2 * 40 * 40 * 16
+    assert {(r.product, r.taken, r.calls, r.flops) for r in p if "scaled" in r.product} == {
+        ("_scaled_dot_product_efficient_attention", True, 2, 2 * 2 * flops),
+        ("_scaled_dot_product_efficient_attention_backward", True, 1, 5 * flops),
+    }
+    assert p.left == 0
+    on_meta = [t.to("meta") for t in tensors]
+    bias_on_meta = None if bias is None else bias.to("meta")
+    for found, wants_lse in ((got, True), (alone, False)):
+        fake = EFFICIENT(*on_meta, bias_on_meta, wants_lse, 0.0, causal)
+        for x, y in zip(found, fake, strict=True):
+            assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+    assert [t.device.type for t in got[2:]] == ["cpu", "cpu"]
+
+
+def test_why_attention_is_torchs(kernels_of_attention):
+    q, k, v = heads(1, 2, 8, 16)
+    bias = torch.zeros(1, 2, 8, 8)
+    how = {"precision": "ieee"}
+    assert attention.why_torchs(q, k, v, None, 0.0, {}) == ""
+    assert attention.why_torchs(q, k, v, bias, 0.0, {}) == ""
+    for args, words in (
+        ((q.to("meta"), k, v, None, 0.0, {}), "compute capability 9.0"),
+        ((q, k, v, None, 0.0, how), "attention has precision='fp32' and kernel='auto' alone"),
+        ((q, k, v, None, 0.5, {}), "dropout"),
+        ((q, k, v[..., :8], None, 0.0, {}), "a value's width is not its key's"),
+        ((*(t.repeat(1, 1, 1, 9) for t in (q, k, v)), None, 0.0, {}), "heads of more than 128"),
+        ((q, k, v, bias[:, :1], 0.0, {}), "a bias of another shape"),
+    ):
+        assert words in attention.why_torchs(*args)
+
+
+def test_our_own_attention_is_counted(kernels_of_attention):
+    q, k, v = heads(1, 2, 8, 16)
+    q = q.detach().requires_grad_()
+    with everything() as p:
+        xgemm_torch.scaled_dot_product_attention(q, k, v).sum().backward()
+    flops = {row.product: row.flops for row in p}
+    each = 2 * 2 * 8 * 8 * 16
+    assert flops["xgemm.attention_forward"] == 2 * each
+    assert flops["xgemm.attention_backward"] == 5 * each
+    assert p.left == 0
+
+
+@pytest.fixture
+def sm90():
+    if not attention.has_kernels(torch.device("cuda")):
+        pytest.skip("attention's kernels are made for compute capability 9.0")
+
+
+ATTENTION: dict[str, Any] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scale": {"scale": -0.3},
+    "mask": {"attn_mask": lambda: torch.rand(1, 1, 70, 70, device="cuda") < 0.7},
+    "odd keys": {"attn_mask": lambda: torch.zeros(70, 70, device="cuda")},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inside", ["both", "forward", "backward"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_on_a_gpu(name, inside, sm90):
+    """Wherever the patch begins and ends: the backward of one takes the forward of the other."""
+    options = {key: x() if callable(x) else x for key, x in ATTENTION[name].items()}
+    tensors = heads(2, 3, 70, 32, device="cuda")
+
+    def run(forward, backward):
+        x = [t.detach().requires_grad_() for t in tensors]
+        with forward:
+            out = F.scaled_dot_product_attention(*x, **options)
+        with backward:
+            return out.detach(), *torch.autograd.grad(out, x, out.detach().cos())
+
+    nothing = contextlib.nullcontext()
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        want = run(nothing, nothing)
+        p = everything()
+        got = run(p if inside != "backward" else nothing, p if inside != "forward" else nothing)
+    close(got, want)
+    assert [t.stride() for t in got] == [t.stride() for t in want]
+    taken = counted(p)
+    parts = {"both": ("", "_backward"), "forward": ("",), "backward": ("_backward",)}[inside]
+    for part in parts:
+        assert taken[f"_scaled_dot_product_efficient_attention{part}"] == 1, str(p)
+
+
+@pytest.mark.gpu
+def test_what_of_attention_is_left_to_torch_on_a_gpu(sm90):
+    q, k, v = (t.detach().requires_grad_() for t in heads(1, 2, 64, 32, device="cuda"))
+    bias = torch.zeros(1, 2, 64, 64, device="cuda", requires_grad=True)
+    flops = 4 * 2 * 64 * 64 * 32
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        with everything() as p:
+            F.scaled_dot_product_attention(q, k, v, bias).sum().backward()
+            F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        assert {"a gradient of the bias", "dropout"} <= reasons(p), str(p)
+        with everything(precision="ieee") as p:
+            F.scaled_dot_product_attention(q, k, v)
+        assert "attention has precision='fp32' and kernel='auto' alone" in reasons(p)
+        with xgemm_torch.patch(min_flops=flops + 1) as small, torch.no_grad():
+            F.scaled_dot_product_attention(q, k, v)
+        assert (small.taken, small.left) == (0, 1)
+        with xgemm_torch.patch(min_flops=flops) as large, torch.no_grad():
+            F.scaled_dot_product_attention(q, k, v)
+        assert (large.taken, large.left) == (1, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mha", "encoder"])
+@pytest.mark.parametrize("mode", MODES)
+def test_modules_with_attention_on_a_gpu(name, mode, sm90):
+    """As they train; and in inference mode, where torch breaks nothing up."""
+    model = {
+        "mha": lambda: torch.nn.MultiheadAttention(64, 2, batch_first=True),
+        "encoder": lambda: torch.nn.TransformerEncoderLayer(64, 2, 128, 0.0, batch_first=True),
+    }[name]().cuda()
+    x = _a(3, 33, 64).cuda()
+
+    def run():
+        with MODES[mode]():
+            out = model(x, x, x, need_weights=False)[0] if name == "mha" else model(x)
+        if mode != "grad":
+            return [out]
+        grads = torch.autograd.grad(out.sin().sum(), list(model.parameters()))
+        return [out, *grads]
+
+    want = run()
+    with everything() as p:
+        got = run()
+    close(got, want)
+    taken = counted(p)
+    assert taken["_scaled_dot_product_efficient_attention"] == 1, str(p)
+    if mode == "grad":
+        assert taken["_scaled_dot_product_efficient_attention_backward"] == 1
+        assert p.share == 1.0, str(p)
+
+
+@pytest.mark.gpu
+def test_compiled_attention_on_a_gpu(sm90):
+    q, k, v = heads(2, 3, 70, 32, device="cuda")
+    call = torch.compile(lambda q: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2)
+    found = []
+    for around in (contextlib.nullcontext(), p := everything()):
+        x = q.detach().requires_grad_()
+        with around:
+            out = call(x)
+            found.append((out.detach(), *torch.autograd.grad(out.sin().sum(), x)))
+    close(found[1], found[0])
+    assert counted(p)["_scaled_dot_product_efficient_attention"] == 1, str(p)
+
+
+@pytest.mark.gpu
+def test_a_graph_holds_attention(sm90):
+    q, k, v = heads(1, 2, 70, 32, device="cuda")
+    with everything() as p:
+        want = F.scaled_dot_product_attention(q, k, v)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            held = F.scaled_dot_product_attention(q, k, v)
+    graph.replay()
+    assert torch.equal(held, want)
+    assert counted(p)["_scaled_dot_product_efficient_attention"] == 2, str(p)
 
 
 def test_flops_of_rnn_layers():
