@@ -688,7 +688,7 @@ def test_the_bit_check_notices_one_changed_number(corpus, monkeypatch):
 @pytest.mark.parametrize(
     ("op", "gemm"),
     [("aten::mm", True), ("aten::addmm", True), ("xgemm::sgemm", True), ("xgemm::naive", True),
-     ("aten::add", False), ("aten::linear", False)],
+     ("aten::add", False), ("aten::linear", False), ("xgemm::attention_backward", False)],
 )  # fmt: skip
 def test_which_operators_are_gemms(op, gemm):
     assert measure.is_gemm(op) == gemm

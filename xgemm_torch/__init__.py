@@ -1,7 +1,8 @@
 """FP32 matrix products for PyTorch, from a ladder of kernels that each can be called by name.
 
 ``sgemm`` is the product itself; ``linear``, ``mm``, ``addmm``, ``bmm`` and ``matmul`` are torch's
-functions on it; ``nn.Linear`` is torch's module on it; ``convert(model)`` makes a model use it and
+functions on it, and ``scaled_dot_product_attention`` torch's attention by kernels of its own;
+``nn.Linear`` is torch's module on it; ``convert(model)`` makes a model use it and
 ``revert(model)`` undoes that; inside ``patch()`` torch's own functions use it, whatever the model;
 ``prepack(weight)`` does once what a weight that does not change needs done once; ``stages()`` lists
 the kernels, ``explain(a, b)`` says which of them would run, and ``tuned`` is about problems that

@@ -246,11 +246,13 @@ def _in_jvp() -> bool:
 
 def _say_what_is_wrong(op: Any, args: tuple[Any, ...]) -> None:
     """After a failed call: raise what is wrong with its operands, if it was them."""
+    names = ("q", "k", "v", "bias")
+    names = names if op is FORWARD else ("grad", *names, "out", "lse")
+    given = {name: t for name, t in zip(names, args, strict=False) if t is not None}
     try:
-        if op is FORWARD:
-            _check(op._opname, *args[:4])
-        else:
-            _check(op._opname, *args[1:5], grad=args[0], out=args[5], lse=args[6])
+        _check(op._opname, **given)
+        for name, t in given.items():
+            _checks.storage(op._opname, name, t)
     except (TypeError, ValueError) as known:
         raise known from None
 
@@ -355,18 +357,21 @@ def _factor(q: Tensor, scale: float | None) -> float:
 
 
 @functools.cache
-def _of_this_build(capability: tuple[int, int]) -> bool:
-    sm = 10 * capability[0] + capability[1]
+def _of_gpu(index: int) -> bool:
+    major, minor = torch.cuda.get_device_capability(index)
+    sm = 10 * major + minor
     return sm == 90 and any(s.cuda and s.min_sm == sm for s in stages())
 
 
 def has_kernels(device: torch.device) -> bool:
     """Whether this build has the kernels for a device: a GPU of compute capability 9.0."""
-    return device.type == "cuda" and _of_this_build(torch.cuda.get_device_capability(device))
+    if device.type != "cuda":
+        return False
+    return _of_gpu(torch.cuda.current_device() if device.index is None else device.index)
 
 
-has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler does,
-# without its import of Dynamo
+# What torch.compiler.assume_constant_result sets, which imports Dynamo.
+has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def scaled_dot_product_attention(

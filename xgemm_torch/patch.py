@@ -256,14 +256,16 @@ def patch(
     Inside it ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``addbmm``, ``mv`` and ``addmv``, also in
     place and with ``out=``, go through xgemm, and so does what is made of them: ``matmul``, ``@``,
     ``einsum``, ``tensordot``, ``F.linear``, the projections of ``nn.MultiheadAttention``, RNN
-    cells, and the products of backward passes; ``_grouped_mm``, experts' products; and convolutions
-    without groups and padding whose stride is their kernel's size, as of 1x1 and patch embeddings.
-    Everything else is torch's, untouched: other dtypes, sparse and nested tensors, empty products,
-    errors.
+    cells, and the products of backward passes; ``_grouped_mm``, experts' products; convolutions
+    without groups and padding whose stride is their kernel's size, as of 1x1 and patch embeddings;
+    and, on compute capability 9.0, the operator that ``scaled_dot_product_attention`` and the
+    modules that call it are in FP32, with its backward: of heads of up to 128, without dropout and
+    without a gradient of the mask. Everything else is torch's, untouched: other dtypes, sparse and
+    nested tensors, empty products, errors.
 
-    What torch computes in one operator has no product to take: ``scaled_dot_product_attention``
-    (but for torch's math fallback), other convolutions, cuDNN's and oneDNN's RNN layers, the fast
-    path of ``nn.TransformerEncoderLayer``. The report counts them. Not even that is seen of what an
+    What torch computes in one operator otherwise has no product to take: attention elsewhere (but
+    for torch's math fallback), other convolutions, cuDNN's and oneDNN's RNN layers, the fast path
+    of ``nn.TransformerEncoderLayer``. The report counts them. Not even that is seen of what an
     operator from elsewhere multiplies inside (``torch.library.custom_op``, a C++ extension).
     torch's own convolutions are TF32 where ``torch.backends.cudnn.allow_tf32`` is left as it comes.
 
@@ -281,10 +283,11 @@ def patch(
 
     Args:
         precision: "fp32" or "ieee", as of ``sgemm``.
-        min_flops: leave products of fewer FLOP to torch; 2 m n k, times the batch. A number holds
-            for every product, convolutions included. None, the default, is 2^24, and 2^32 for
-            convolutions.
-        kernel: "auto" or a stage's name; what the stage cannot take is torch's.
+        min_flops: leave products of fewer FLOP to torch; 2 m n k, times the batch, and all of an
+            attention's together. A number holds for every product, convolutions included. None, the
+            default, is 2^24, and 2^32 for convolutions.
+        kernel: "auto" or a stage's name; what the stage cannot take is torch's. Attention is taken
+            with "auto" and "fp32" alone.
 
     Returns:
         A `Patch`, to be entered by ``with``, to decorate a function, or to ``start()`` and

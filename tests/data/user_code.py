@@ -20,6 +20,7 @@ def products(a: Tensor, b: Tensor, bias: Tensor | None, precision: Precision) ->
         c = xgemm_torch.sgemm(a, b, kernel=stage.name)
     c = xgemm_torch.linear(a, b, bias, "relu") + xgemm_torch.mm(a, b, precision="ieee")
     c = xgemm_torch.addmm(c, a, b) + xgemm_torch.bmm(a, b) + xgemm_torch.matmul(a, b)
+    c = xgemm_torch.scaled_dot_product_attention(a, b, b, bias, is_causal=False, scale=0.5)
     packed = xgemm_torch.prepack(b, trans_b=False)
     c = xgemm_torch.linear(a, xgemm_torch.prepack(b)) + xgemm_torch.matmul(a, packed)
     c = xgemm_torch.mm(a, packed) + xgemm_torch.addmm(c, a, packed)
@@ -122,6 +123,7 @@ def wrong(a: Tensor, b: Tensor) -> None:
     xgemm_torch.sgemm(a, b, transpose_a=True)  # E: call-arg
     xgemm_torch.mm(a, b, "ieee")  # E: call-arg, arg-type
     xgemm_torch.linear(a, b, None, "sigmoid")  # E: arg-type
+    xgemm_torch.scaled_dot_product_attention(a, b, b, is_causal="yes")  # E: arg-type
     xgemm_torch.nn.Linear(8, 16, autocast="bfloat16")  # E: arg-type
     xgemm_torch.convert(nn.Linear(8, 16), precision="tf32")  # E: arg-type
     xgemm_torch.convert(nn.Linear(8, 16), kernel=3)  # E: arg-type

@@ -21,12 +21,19 @@ from .loop import StepClock, Trainer
 from .model import GPT, SHAPES
 
 GEMM_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation")
-ATTENTION_WORDS = ("scaled_dot_product", "flash_attention", "efficient_attention")
+ATTENTION_WORDS = (
+    "scaled_dot_product", "flash_attention", "efficient_attention", "xgemm::attention",
+)  # fmt: skip
 
 
 def is_gemm(op: str) -> bool:
     """Say whether an operator's own time is a matrix product's."""
-    return op in GEMM_OPS or op.startswith("xgemm::")
+    return op in GEMM_OPS or (op.startswith("xgemm::") and not is_attention(op))
+
+
+def is_attention(op: str) -> bool:
+    """Say whether an operator is attention in one, products and softmax."""
+    return any(word in op for word in ATTENTION_WORDS)
 
 
 def _steps(trainer: Trainer, count: int) -> list[float]:
@@ -66,7 +73,7 @@ def time_shares(trainer: Trainer, steps: int = 3) -> dict[str, Any]:
             kernels[event.key] = event.self_device_time_total / 1e3 / steps
     total = sum(ops.values())
     gemm = sum(ms for op, ms in ops.items() if is_gemm(op))
-    attention = sum(ms for op, ms in ops.items() if any(word in op for word in ATTENTION_WORDS))
+    attention = sum(ms for op, ms in ops.items() if is_attention(op))
     return {
         "total_ms": total,
         "gemm_ms": gemm,
