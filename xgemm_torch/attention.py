@@ -246,8 +246,9 @@ def _in_jvp() -> bool:
 
 def _say_what_is_wrong(op: Any, args: tuple[Any, ...]) -> None:
     """After a failed call: raise what is wrong with its operands, if it was them."""
-    names = ("q", "k", "v", "bias")
-    names = names if op is FORWARD else ("grad", *names, "out", "lse")
+    names: tuple[str, ...] = ("q", "k", "v", "bias")
+    if op is BACKWARD:
+        names = ("grad", *names, "out", "lse")
     given = {name: t for name, t in zip(names, args, strict=False) if t is not None}
     try:
         _check(op._opname, **given)
