@@ -50,7 +50,7 @@ def _check(name: str, q: Tensor, k: Tensor, v: Tensor, bias: Any = None, **more:
     keys = k.shape[2]
     for fits in (1 <= width, width <= LARGEST_HEAD):
         torch._check_value(
-            fits, lambda: f"{name}: heads must have 1 to {LARGEST_HEAD} elements, got {width}"
+            fits, lambda: f"{name}: heads must have 1 to {LARGEST_HEAD} columns, got {width}"
         )
     as_q, as_k = (batch, heads, rows, width), (batch, heads, keys, width)
     shapes = {
@@ -200,7 +200,8 @@ def _vmapped(op: Any, size: int, in_dims: tuple[int | None, ...], args: tuple[An
         if not isinstance(t, Tensor):
             return t
         t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-        return t.flatten(0, 1)  # no copy of what is shared where the batch is 1
+        t = t.flatten(0, 1)  # no copy of what is shared where the batch is 1
+        return t if t.dim() == 4 else t.contiguous()  # the logarithms are read dense
 
     batch = args[0].shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
     results = op(*(joined(t, dim) for t, dim in zip(args, in_dims, strict=True)))
