@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import xgemm_torch
-from xgemm_torch import attention, attention_products
+from xgemm_torch import attention, attention_products, simt
 
 FORWARD, BACKWARD = torch.ops.xgemm.attention_forward, torch.ops.xgemm.attention_backward
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -328,6 +328,26 @@ def test_results_are_the_same_each_time(device):
     for _ in range(1 if device == "cpu" else 5):
         again = ours_of(q, k, v, None, True, 0.125, dout)
         assert all(same_bits(x, y) for x, y in zip(first, again, strict=True))
+
+
+FILES = ("forward.h:", "backward.h:", "products.h:", "tiles.h:")
+
+
+def test_every_wait_is_needed():
+    """The mutation test. Warps' own barriers are left in: their lanes need not meet here."""
+
+    def run() -> None:
+        for s, t, d, bias in ((130, 200, 64, None), (70, 130, 128, "numbers")):
+            q, k, v, dout = operands(1, 1, s, t, d)
+            ours_of(q, k, v, biased(bias, 1, 1, s, t, "cpu"), bias is None, 0.1, dout)
+
+    run()
+    kinds = [kind for kind in simt.SITES if kind != "warp barrier"]
+    sites = [site for kind in kinds for site in simt.sites(kind) if site.startswith(FILES)]
+    assert {site.partition(":")[0] + ":" for site in sites} == set(FILES)
+    for site in sites:
+        with simt.configure(skip=site), pytest.raises(RuntimeError, match="xgemm simt: "):
+            run()
 
 
 def _rows(t: Tensor, row: int, factor: float) -> Tensor:
