@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import attention, convolutions, grouped
+from . import attention, attention_ops, convolutions, grouped
 from .ops import OPS
 
 _SGEMM, _SGEMM_OUT = OPS["sgemm"], torch.ops.xgemm.sgemm.out
@@ -270,8 +270,8 @@ class Mode(TorchDispatchMode):
                 self._add(op, _inseparable)
         for op in (_SGEMM, _SGEMM_OUT, torch.ops.xgemm.sgemm_row_sums.default):
             self._add(op, _ours, _flops_of_sgemm)
-        self._add(attention.FORWARD, _ours, _flops_of_attention)
-        self._add(attention.BACKWARD, _ours, _flops_of_attention_backward)
+        self._add(attention_ops.FORWARD, _ours, _flops_of_attention)
+        self._add(attention_ops.BACKWARD, _ours, _flops_of_attention_backward)
 
     def _add(self, op: torch._ops.OpOverload, make: Callable[..., _Handler], *args: Any) -> None:
         tally = Tally(op)
@@ -463,7 +463,7 @@ def _attention(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
         dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
     ) -> tuple[Any, int, str]:  # fmt: skip
         tensors = (q, k, v) if bias is None else (q, k, v, bias)
-        flops = attention.flops_of_forward(q.shape, k.shape)
+        flops = attention_ops.flops_of_forward(q.shape, k.shape)
         reason = _reason(tensors) or ("" if flops >= max(least, 1) else _small(least))
         if reason := reason or attention.why_torchs(q, k, v, bias, dropout_p, how):
             return None, flops, reason
@@ -482,7 +482,7 @@ def _attention_backward(tally: Tally, how: dict[str, Any], least: float) -> _Han
         is_causal: bool = False, *, scale: float | None = None,
     ) -> tuple[Any, int, str]:  # fmt: skip
         tensors = (grad, q, k, v, out, lse) if bias is None else (grad, q, k, v, out, lse, bias)
-        flops = attention.flops_of_backward(grad.shape, q.shape, k.shape)
+        flops = attention_ops.flops_of_backward(grad.shape, q.shape, k.shape)
         reason = _reason(tensors) or ("" if flops >= max(least, 1) else _small(least))
         if not reason and bias is not None and wanted[3]:
             reason = "a gradient of the bias"
@@ -568,11 +568,11 @@ def _flops_of_sgemm(args: Any, kwargs: Any, result: Any) -> int:
 
 
 def _flops_of_attention(args: Any, kwargs: Any, result: Any) -> int:
-    return attention.flops_of_forward(args[0].shape, args[1].shape)
+    return attention_ops.flops_of_forward(args[0].shape, args[1].shape)
 
 
 def _flops_of_attention_backward(args: Any, kwargs: Any, result: Any) -> int:
-    return attention.flops_of_backward(None, args[1].shape, args[2].shape)
+    return attention_ops.flops_of_backward(None, args[1].shape, args[2].shape)
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
