@@ -52,11 +52,18 @@ def errors(entry: Mapping[str, Any], place: int) -> str:
     return " / ".join(small(found[way][place]) if way in found else "-" for way in WAYS)
 
 
-def of_step(entry: Mapping[str, Any]) -> float | None:
-    """The share of FLOP that the third way of steps.py reaches; None where a record has none."""
+def of_step(entry: Mapping[str, Any], way: str = "converted") -> float | None:
+    """The share of FLOP that a way of steps.py reaches; None where a record has none.
+
+    A library's model has no way "patched": its converted one is inside a patch.
+    """
+    if way not in entry["ms"]:
+        return None
+    convert, both = "convert", "convert and patch"
+    apart = (both,) if way == "patched" else (convert,)
+    names = apart if "patched" in entry["ms"] else (both, convert)
     ways = entry.get("reach", {})
-    found = ways.get("convert and patch") or ways.get("convert")
-    return found["share"] if found else None
+    return next((ways[name]["share"] for name in names if name in ways), None)
 
 
 def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:

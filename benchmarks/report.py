@@ -27,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import attention_page  # noqa: E402
 import kinds  # noqa: E402
 import page  # noqa: E402
 import paired  # noqa: E402
@@ -115,6 +116,7 @@ FORMS = {
     "exercises": lambda c: "exercises" in c,
     "gate": lambda c: "planted" in c and "pairs" in c,
     "grouped": lambda c: "groups" in c,
+    "attention": lambda c: "attention" in c,
 }
 
 
@@ -577,36 +579,44 @@ FAMILIES = {
     "products of limbs": 2, "decompositions": 1, "recomputed": 5, "attention": 3,
     "stock products": 0, "strict products": 7, "rest": 4,
 }  # fmt: skip
-OF_WAY = {"stock": 4, "tf32": 1, "converted": 2}
+OF_WAY = {"stock": 4, "tf32": 1, "converted": 2, "patched": 3}
+OF_PASS = {"forward": 2, "backward": 1}
 
 
 def steps(found: Sequence[Record]) -> str:
-    """Training steps of models by stock, TF32 and converted layers."""
+    """Training steps of models by stock, TF32 and converted layers, and those inside a patch."""
+    labels = {**WAYS, "patched": "converted inside patch()"}
     drawn, rows = [], []
     for record in of(found, "steps"):
         models, compiled = record.content["models"], record.content.get("compiled", False)
         where = f"{'torch.compile' if compiled else 'eager'}, {record.gpu}"
         for name, m in models.items():
             ms, off, peak = m["ms"], m["largest_difference"], m["peak_mib"]
-            families = m["families_ms"]
+            families, inside = m["families_ms"], m.get("patched_families_ms", {})
             rows.append((
                 record.gpu, "torch.compile" if compiled else "eager", name,
                 "; ".join((m["what"], *filter(None, [m.get("library")]))),
-                *(ms[way] for way in WAYS), f"{ms['stock'] / ms['converted']:.2f}x",
-                f"{ms['stock'] / ms['tf32']:.2f}x", reach_page.of_step(m),
+                *(ms.get(way) for way in labels), f"{ms['stock'] / ms['converted']:.2f}x",
+                f"{ms['stock'] / ms['tf32']:.2f}x",
+                f"{ms['stock'] / ms['patched']:.2f}x" if "patched" in ms else "-",
+                reach_page.of_step(m), reach_page.of_step(m, "patched"),
                 "convert and patch()" if "library" in m else "convert", m["need_ms"] or None,
-                *(families.get(f, 0.0) for f in FAMILIES),
+                *(families.get(f, 0.0) for f in FAMILIES), inside.get("attention"),
                 round(peak["converted"] / peak["stock"], 3), off["converted"], off["tf32"],
+                off.get("patched"),
             ))  # fmt: skip
         title = f"Training step, {where}: ms"
-        said = "; ".join(f"{name}: {listed((WAYS[w], m['ms'][w]) for w in WAYS)}"
+        here = {
+            w: label for w, label in labels.items() if any(w in m["ms"] for m in models.values())
+        }
+        said = "; ".join(f"{name}: {listed((here[w], m['ms'][w]) for w in here if w in m['ms'])}"
                          for name, m in models.items())  # fmt: skip
         drawn.append(page.bars(
             title, f"{title}. {said}.",
             [(name, [(m["ms"][w], OF_WAY[w], f"{m['ms'][w]:.1f}"
                       + (f" ({m['ms']['stock'] / m['ms'][w]:.2f}x)" if w != "stock" else ""))
-                     for w in WAYS]) for name, m in models.items()],
-            series=[(label, OF_WAY[w]) for w, label in WAYS.items()],
+                     for w in here if w in m["ms"]]) for name, m in models.items()],
+            series=[(label, OF_WAY[w]) for w, label in here.items()],
         ))  # fmt: skip
         title = f"Kernels of a converted step, {where}: ms"
         said = "; ".join(f"{name}: {listed((f, m['families_ms'].get(f, 0.0)) for f in FAMILIES)}"
@@ -619,10 +629,14 @@ def steps(found: Sequence[Record]) -> str:
         ))  # fmt: skip
     columns = (
         choice("GPU", "gpu"), choice("mode"), choice("model"), words("what"),
-        *(figures(label, way) for way, label in WAYS.items()), figures("converted / stock", "gain"),
-        figures("TF32 / stock", "tf32_gain"), figures("FLOP reached", "reached"),
+        *(figures(label, way) for way, label in labels.items()),
+        figures("converted / stock", "gain"), figures("TF32 / stock", "tf32_gain"),
+        figures("inside patch() / stock", "patched_gain"), figures("FLOP reached", "reached"),
+        figures("inside patch()", "patched_reached"),
         choice("converted by", "by"), figures("need"), *(figures(f) for f in FAMILIES),
+        figures("attention inside patch()", "patched_attention"),
         figures("memory"), figures("losses off", "off"), figures("TF32's losses off", "tf32_off"),
+        figures("losses off inside patch()", "patched_off"),
     )  # fmt: skip
     return page.charts(*drawn) + page.table(
         "t-steps", "Training steps in ms, what a converted one is made of, memory beside stock's, "
@@ -974,8 +988,12 @@ def headlines(record: Record) -> dict[str, float]:
         best = max((t["tflops"], name) for name, t in case["times"].items())
         return {"4096 NN: TFLOP/s of the fastest stage": best[0]}
     if record.form == "steps":
-        return {f"{name}: stock / converted": m["ms"]["stock"] / m["ms"]["converted"]
-                for name, m in content["models"].items()}  # fmt: skip
+        return {
+            f"{name}: stock / {what}": m["ms"]["stock"] / m["ms"][way]
+            for name, m in content["models"].items()
+            for way, what in (("converted", "converted"), ("patched", "converted inside patch()"))
+            if way in m["ms"]
+        }
     if record.form == "examples":
         ways = {name: e["ways"] for name, e in content["examples"].items()}
         return {f"{name}: stock / converted": w["stock"]["ms"] / w["converted"]["ms"]
@@ -984,6 +1002,14 @@ def headlines(record: Record) -> dict[str, float]:
         ratios = [p["ms"]["torch"] / p["ms"]["grouped_mm"]
                   for case in content["groups"] for p in case["products"].values()]  # fmt: skip
         return {"geometric mean ratio to torch's own": geometric_mean(ratios)}
+    if record.form == "attention":
+        return {
+            f"{what}: geometric mean ratio to torch's own, {name}":
+                geometric_mean(attention_page.gain(e, passes) for e in some)
+            for what, rand in (("models", False), ("random", True))
+            if (some := list(attention_page.of(content, random=rand).values()))
+            for name, passes in attention_page.TOGETHER.items()
+        }  # fmt: skip
     if record.form == "peers":
         reached = [b for b in compared(record) if b.ratio is not None and b.peer != TORCH_FP32]
         return {
@@ -1132,6 +1158,58 @@ def groups(found: Sequence[Record]) -> str:
     )  # fmt: skip
 
 
+def attention(found: Sequence[Record]) -> str:
+    """Attention, forward and backward, beside torch's own."""
+    rows, drawn = [], []
+    passes, clocks = attention_page.PASSES, (attention_page.DEVICE, attention_page.CALL)
+    for record in of(found, "attention"):
+        entries = record.content["attention"]
+        rows += [
+            (record.gpu, label, e["group"], e["data"], e["by"],
+             e["batch"], e["heads"], e["queries"], e["keys"], e["width"],
+             "yes" if e["causal"] else "no", "yes" if e["masked"] else "no", name,
+             *(e[name][clock][way] for clock in clocks for way in attention_page.WAYS),
+             round(attention_page.gain(e, (name,)), 3),
+             *(e[name]["tflops"][way] for way in attention_page.WAYS),
+             *(attention_page.error(e, way, attention_page.RESULTS[name])
+               for way in attention_page.WAYS),
+             *(e["peak_mib"][way] for way in attention_page.WAYS))
+            for label, e in entries.items() for name in passes
+        ]  # fmt: skip
+        for random, what in ((False, "shapes of models"), (True, "random shapes")):
+            some = attention_page.of(record.content, random=random)
+            if not some:
+                continue
+            gains = {p: [attention_page.gain(e, (p,)) for e in some.values()] for p in passes}
+            title = f"Attention beside torch's, {what}, {record.gpu}"
+            said = "; ".join(f"{p}: {listed(zip(some, gains[p], strict=True))}" for p in passes)
+            drawn.append(page.bars(
+                title, f"{title}: times as fast. {said}.",
+                [(label, [(gains[p][i], OF_PASS[p], f"{gains[p][i]:.2f}x") for p in passes])
+                 for i, label in enumerate(some)],
+                series=[(p, OF_PASS[p]) for p in passes],
+            ))  # fmt: skip
+    columns = (
+        choice("GPU", "gpu"), words("case"), choice("group"), choice("data"),
+        choice("made by", "by"), figures("batch"), figures("heads"), figures("queries", "s"),
+        figures("keys", "t"), figures("width", "d"), choice("causal"), choice("masked"),
+        choice("pass"), figures("torch, ms", "torch"), figures("ours, ms", "ours"),
+        figures("torch, one call, ms", "torch_call"), figures("ours, one call, ms", "ours_call"),
+        figures("gain"), figures("torch, TFLOP/s", "torch_speed"),
+        figures("ours, TFLOP/s", "speed"), figures("torch's error, u", "off"),
+        figures("ours, u", "error"), figures("torch, MiB", "torch_mib"),
+        figures("ours, MiB", "mib"),
+    )  # fmt: skip
+    return page.note(
+        "Times are medians, torch's function and ours in turns: the GPU's alone, and of one call "
+        "that finds the GPU idle, with the host's part. Errors are root mean squares against "
+        "float64, beside the sum of the absolute values of what is added, of the gradients the "
+        "largest of three. MiB: the peak of forward and backward together."
+    ) + page.charts(*drawn) + page.table(
+        "t-attention", "Attention, forward and backward, beside torch's own", columns, rows
+    )  # fmt: skip
+
+
 SECTIONS = (
     ("speed", "Speed by size", speeds, ("auto", "rows")),
     ("peers", "Other libraries", peers, ("peers",)),
@@ -1144,6 +1222,7 @@ SECTIONS = (
     ("stages", "Stages", ladder, ("stages", "compile")),
     ("split-k", "Split-K", split_k, ("split-k",)),
     ("groups", "Products of groups", groups, ("grouped",)),
+    ("attention", "Attention", attention, ("attention",)),
     ("benches", "Calls and layers", benches, ("benches",)),
     ("exercises", "Exercises of the course", solutions, ("exercises",)),
     ("gate", "What a comparison of builds finds", gates, ("gate",)),

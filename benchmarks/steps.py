@@ -1,15 +1,16 @@
-"""A model's whole training step: stock FP32, TF32 and converted layers, in turns.
+"""A model's whole training step: stock FP32, TF32, converted layers, and those inside a patch.
 
     python benchmarks/steps.py --json steps.json              # on a GPU, all of workloads.py
     python benchmarks/steps.py --show steps.json              # anywhere
     python benchmarks/steps.py --json some.json --models gpt2 vit --compile
     python benchmarks/steps.py --json moe.json --models falcon mixtral     # of transformers
 
-Of each model: the median step in ms (events on the GPU; forward, backward, AdamW fused), peak
-memory of a step, where the time of a converted step goes by families of kernels, and how far the
-losses of the same steps are from stock FP32's. `need` is the time that the products' FLOP take at
-`RATE`: what a step's products would take if they were nothing but the main loop. `reach` is the
-share of a step's FLOP, attention's included, that xgemm makes.
+Of each model: the median step in ms, ways in turns (events on the GPU; forward, backward, AdamW
+fused), peak memory of a step, where the time of a converted step goes by families of kernels, and
+how far the losses of the same steps are from stock FP32's. Eager models with attention have a
+fourth way, "patched": converted, and inside ``patch()``, which makes attention, too. `need` is the
+time that the products' FLOP take at `RATE`: what a step's products would take if they were nothing
+but the main loop. `reach` is the share of a step's FLOP, attention's included, that xgemm makes.
 
 Models of from_transformers.py are not among those that are measured unless they are named. Their
 third way, "converted", is ``convert`` inside ``patch()``.
@@ -48,22 +49,29 @@ RATE = 217e12
 MODELS = WORKLOADS | from_transformers.MODELS
 """By name; those of workloads.py are measured unless others are named."""
 WAYS = ("stock", "tf32", "converted")
+"""Of every model; `ways_of` has a fourth for those that `Workload.patched` says."""
+PATCHED = "patched"
 WARM_UP, ROUNDS, LOSSES = 3, 7, 20
 # A kernel belongs to the first family of which its name has a word.
 FAMILIES = {
+    "attention": ("flash", "fmha", "attention", "mha"),
     "decompositions": ("decompose_kernel", "decompose_groups", "plan_groups"),
     "recomputed": ("recompute<",),
     "products of limbs": ("wgmma_kernel", "wgmma_narrow", "fused_emulated", "mma_fp16x3",
                           "mma_bf16x6", "emulated"),
-    "attention": ("flash", "fmha", "attention", "mha"),
     "stock products": ("gemm", "cutlass", "cublas", "gemv", "splitKreduce"),
     "strict products": ("xgemm",),
 }  # fmt: skip
 REST = "rest"
 
 
+def ways_of(workload: Workload, *, compiled: bool = False) -> tuple[str, ...]:
+    """Name a model's ways; a patch is of eager mode."""
+    return (*WAYS, PATCHED) if workload.patched and not compiled else WAYS
+
+
 class Job:
-    """One model under one of `WAYS`: the same weights, data and optimizer for all."""
+    """One model under one of its ways: the same weights, data and optimizer for all."""
 
     def __init__(self, workload: Workload, way: str, device: str, *, compiled: bool) -> None:
         """Make model and optimizer."""
@@ -73,10 +81,10 @@ class Job:
         with torch.device(device if workload.package else "cpu"):
             self.model = workload.make(workload.sizes).to(device)
         self.patch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if way == "converted":
+        if way in ("converted", PATCHED):
             types = reach.named(workload.types) if workload.types else ()
             xgemm_torch.convert(self.model, types=types)
-            if workload.package:
+            if workload.package or way == PATCHED:
                 self.patch = xgemm_torch.patch()
         fused = device == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)
@@ -183,14 +191,14 @@ def reached(stock: Job, converted: Job, least: float | None = None) -> dict[str,
         least: the patch's ``min_flops``.
 
     Returns:
-        By "convert", "patch" and, of a library's model, "convert and patch": shares, and by
-        operator how many products xgemm made.
+        By "convert", "patch" and, of a model that is converted inside a patch, "convert and
+        patch": shares, and by operator how many products xgemm made.
     """
     counters = [
         ("convert", converted, xgemm_torch.patch(min_flops=float("inf"))),
         ("patch", stock, xgemm_torch.patch(min_flops=least)),
     ]
-    if converted.workload.package:
+    if converted.workload.package or converted.workload.patched:
         counters.append(("convert and patch", converted, xgemm_torch.patch(min_flops=least)))
     found = {}
     for name, job, counter in counters:
@@ -208,7 +216,8 @@ def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict
         torch._dynamo.reset()
     gc.collect()  # the model before this one
     torch.cuda.empty_cache()
-    jobs = {way: Job(workload, way, "cuda", compiled=compiled) for way in WAYS}
+    ways = ways_of(workload, compiled=compiled)
+    jobs = {way: Job(workload, way, "cuda", compiled=compiled) for way in ways}
     losses = {way: [float(job.step()) for _ in range(LOSSES)] for way, job in jobs.items()}
     peaks = {}
     for way, job in jobs.items():
@@ -218,7 +227,7 @@ def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict
         torch.cuda.reset_peak_memory_stats()
         job.step()
         peaks[way] = (torch.cuda.max_memory_allocated() - held) / 2**20
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    times: dict[str, list[float]] = {way: [] for way in ways}
     with timing.Clocks() as clocks:
         for turn in range(WARM_UP + rounds):
             for way, job in jobs.items():
@@ -228,13 +237,15 @@ def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict
     by_family, kernels = families(jobs["converted"])
     flop = product_flop(jobs["stock"]) if not compiled else 0.0
     more: dict[str, Any] = {}
+    if PATCHED in jobs:
+        more["patched_families_ms"], more["patched_kernels_ms"] = families(jobs[PATCHED])
     if not compiled:
         more["reach"] = reached(jobs["stock"], jobs["converted"])
     if workload.package:
         more["library"] = from_transformers.library(workload, jobs["stock"].model)
     largest = {
         way: max(abs(x - y) for x, y in zip(losses[way], losses["stock"], strict=True))
-        for way in WAYS[1:]
+        for way in ways[1:]
     }
     return {
         "what": workload.what,
@@ -255,17 +266,27 @@ def table(record: dict[str, Any]) -> Fitted:
     from xgemm_torch.tools.console import Column, Fitted
 
     has_reach = any("reach" in m for m in record["models"].values())
+    # An older record has no fourth way, nor has one of compiled steps.
+    patched = any(PATCHED in m["ms"] for m in record["models"].values())
+
+    def cell(of: dict[str, float], name: str = PATCHED, form: str = ".1f") -> list[str]:
+        return [format(of[name], form) if name in of else "-"] if patched else []
+
     made = Fitted(
         f"A training step on {record['facts']['device']}, ms"
         + (", torch.compile" if record["compiled"] else ""),
         [
             Column("model"), Column("stock", right=True), Column("TF32", right=True),
             Column("converted", right=True), Column("gain", right=True),
+            *([Column("and patch", right=True), Column("gain", right=True)] if patched else []),
             *([Column("reached", right=True)] if has_reach else []), Column("need", right=True),
             Column("limbs", right=True),
             Column("decomposed", right=True), Column("strict", right=True),
-            Column("attention", right=True, spare=1), Column("rest", right=True, spare=1),
+            Column("attention", right=True, spare=1),
+            *([Column("and patch's", right=True, spare=1)] if patched else []),
+            Column("rest", right=True, spare=1),
             Column("memory", right=True, spare=2), Column("loss off", right=True),
+            *([Column("and patch's", right=True)] if patched else []),
             Column("TF32's", right=True),
         ],
     )  # fmt: skip
@@ -274,15 +295,18 @@ def table(record: dict[str, Any]) -> Fitted:
         peaks, off = m["peak_mib"], m["largest_difference"]
         strict = sum(kinds[f] for f in ("strict products", "stock products", "recomputed"))
         share = reach_page.of_step(m)
+        gains = {way: ms["stock"] / ms[way] for way in ms}
         made.add_row(
-            name, *(f"{ms[way]:.1f}" for way in WAYS), f"{ms['stock'] / ms['converted']:.2f}",
+            name, *(f"{ms[way]:.1f}" for way in WAYS), f"{gains['converted']:.2f}",
+            *cell(ms), *cell(gains, form=".2f"),
             *(["-" if share is None else reach_page.percent(share)] if has_reach else []),
             f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
             f"{kinds['products of limbs']:.1f}",
             f"{kinds['decompositions']:.1f}", f"{strict:.1f}",
-            f"{kinds['attention']:.1f}", f"{kinds[REST]:.1f}",
+            f"{kinds['attention']:.1f}", *cell(m.get("patched_families_ms", {}), "attention"),
+            f"{kinds[REST]:.1f}",
             f"{peaks['converted'] / peaks['stock']:.2f}", f"{off['converted']:.1e}",
-            f"{off['tf32']:.1e}",
+            *cell(off, form=".1e"), f"{off['tf32']:.1e}",
         )  # fmt: skip
     return made
 

@@ -51,6 +51,12 @@ class Workload:
     package: str = ""
     types: str = ""
 
+    @property
+    def patched(self) -> bool:
+        """Whether it has attention, which only ``patch()`` reaches, and converted layers are not
+        inside a patch as it is: steps.py takes both ways."""
+        return self.sizes.heads > 0 and not self.package
+
     def small(self) -> Workload:
         """Give the same layers in small sizes."""
         return replace(self, sizes=self.tiny)

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
 
 import examples_page  # noqa: E402
 
-from benchmarks import kinds, reach_page, records, shapes  # noqa: E402
+from benchmarks import attention_page, kinds, reach_page, records, shapes  # noqa: E402
 from xgemm_torch.registry import Stage, stages  # noqa: E402
 from xgemm_torch.tools import explain_command, plotting  # noqa: E402
 from xgemm_torch.tools.accuracy import Errors, broken  # noqa: E402
@@ -149,6 +149,12 @@ def examples() -> dict[str, Any] | None:
 def peers() -> dict[str, Any] | None:
     """Give the newest record of other libraries, None where there is none yet."""
     return newest("peers")[1] if any(RECORDS.glob("*/*-peers.json")) else None
+
+
+@cache
+def attention() -> dict[str, Any] | None:
+    """Give the newest record of attention, None where there is none yet."""
+    return newest("attention")[1] if any(RECORDS.glob("*/*-attention.json")) else None
 
 
 @cache
@@ -371,7 +377,7 @@ def sources() -> list[str]:
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
                  "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach",
                  *(["steps-moe"] if library_steps() else []),
-                 "grouped",
+                 "grouped", *(["attention"] if attention() else []),
                  *(["examples"] if examples() else []),
                  *(["peers"] if peers() else [])):  # fmt: skip
         name, record = newest(kind)
@@ -482,22 +488,35 @@ def training() -> list[str]:
     return table(head, rows)
 
 
-def step_table(kind: str = "steps") -> list[str]:
-    """Training steps of several models, and where a converted one's time goes."""
+def step_table(kind: str = "steps", *, patched: bool = True) -> list[str]:
+    """Training steps of several models, and where a converted one's time goes.
+
+    ``patched``: with what they take inside a patch, "-" where that was not measured.
+    """
     rows = []
     for name, m in newest(kind)[1]["models"].items():
         ms, kinds, off = m["ms"], m["families_ms"], m["largest_difference"]
+        inside = m.get("patched_families_ms", {})
+
+        def cell(of: dict[str, float], name: str, form: str) -> list[str]:
+            return [format(of[name], form) if name in of else "-"] if patched else []
+
+        def gained(way: str, ms: dict[str, float] = ms) -> str:
+            return f"{ms[way]:.1f} ({ms['stock'] / ms[way]:.2f}x)" if way in ms else "-"
+
         rows.append((
             f"{name}: {m['what']}", *(f"{ms[way]:.1f}" for way in ("stock", "tf32")),
-            f"{ms['converted']:.1f} ({ms['stock'] / ms['converted']:.2f}x)",
+            gained("converted"), *([gained("patched")] if patched else []),
             f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
-            f"{kinds['products of limbs']:.1f}",
-            f"{kinds['decompositions']:.1f}", f"{kinds['attention']:.1f}",
+            f"{kinds['products of limbs']:.1f}", f"{kinds['decompositions']:.1f}",
+            ", ".join([f"{kinds['attention']:.1f}", *cell(inside, "attention", ".1f")]),
             f"{m['peak_mib']['converted'] / m['peak_mib']['stock']:.2f}",
-            f"{off['converted']:.0e}, {off['tf32']:.0e}",
+            ", ".join([f"{off['converted']:.0e}", *cell(off, "patched", ".0e"),
+                       f"{off['tf32']:.0e}"]),
         ))  # fmt: skip
-    head = ("model", "stock", "TF32", "converted", "need", "limbs", "decomposed", "attention",
-            "memory", "losses off, TF32's")  # fmt: skip
+    head = ("model", "stock", "TF32", "converted", *(["and patch"] if patched else []), "need",
+            "limbs", "decomposed", "attention" + ", patch's" * patched, "memory",
+            "losses off" + ", patch's" * patched + ", TF32's")  # fmt: skip
     return table(head, rows)
 
 
@@ -539,6 +558,14 @@ def grouped_table() -> list[str]:
     head = ("experts", "rows x K x N", "product", "torch", "group by group", "grouped_mm",
             "largest error, u: torch's, ours")  # fmt: skip
     return table(head, rows)
+
+
+def attention_table() -> list[str]:
+    """Attention, forward and backward, beside torch's own."""
+    record = attention()
+    if record is None:
+        return ["No record yet: `python benchmarks/attention.py --json attention.json`, on a GPU."]
+    return table(attention_page.HEAD, attention_page.rows(record))
 
 
 def error_table() -> list[str]:
@@ -644,8 +671,8 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "gains": gains, "gpus": gpus, "chart": chart, "speeds": speeds, "ladder": ladder,
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
-    "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
-    "steps-moe": library_step_table, "grouped": grouped_table,
+    "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled", patched=False),
+    "steps-moe": library_step_table, "grouped": grouped_table, "attention": attention_table,
     "errors": error_table, "data": data_table, "reach": reach_table,
     "reach-in-words": reach_in_words, "peers": peer_table, "examples": example_table,
     "examples-chart": example_chart, "examples-details": example_details,

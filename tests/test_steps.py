@@ -40,13 +40,27 @@ def small(name):
     return workload
 
 
-def jobs_of(name, ways=steps.WAYS):
+def jobs_of(name):
     """A job for each way; patches take products of any size."""
-    made = {way: steps.Job(small(name), way, "cpu", compiled=False) for way in ways}
-    if name in LIBRARYS:
-        assert isinstance(made["converted"].patch, xgemm_torch.Patch)
-        made["converted"].patch = xgemm_torch.patch(min_flops=0)
+    workload = small(name)
+    ways = steps.ways_of(workload)
+    made = {way: steps.Job(workload, way, "cpu", compiled=False) for way in ways}
+    patched = [way for way, job in made.items() if isinstance(job.patch, xgemm_torch.Patch)]
+    assert patched == (["converted"] if name in LIBRARYS else list(ways[3:]))
+    for way in patched:
+        made[way].patch = xgemm_torch.patch(min_flops=0)
     return made
+
+
+def test_models_with_attention_have_a_way_inside_a_patch():
+    ways = {name: steps.ways_of(workload) for name, workload in steps.MODELS.items()}
+    fourth = (*steps.WAYS, "patched")
+    assert [name for name, some in ways.items() if some == fourth] == [
+        "gpt2", "vit", "bert", "llama",
+    ]  # fmt: skip
+    assert {some for some in ways.values()} == {steps.WAYS, fourth}
+    for workload in steps.MODELS.values():
+        assert steps.ways_of(workload, compiled=True) == steps.WAYS
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LIBRARYS])
@@ -57,7 +71,7 @@ def test_every_way_takes_the_same_steps(name):
         losses[way] = [float(job.step()) for _ in range(3)]
         assert not any(map(torch.equal, before, job.model.parameters()))
     assert min(losses["stock"]) > 0
-    for way in steps.WAYS[1:]:
+    for way in list(losses)[1:]:
         torch.testing.assert_close(losses[way], losses["stock"], rtol=1e-5, atol=1e-6)
 
 
@@ -137,6 +151,18 @@ def test_what_is_made_here_is_reached_by_convert():
                for way in found.values())  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_what_a_patch_adds_to_converted_layers_is_counted(name):
+    jobs = jobs_of(name)
+    found = steps.reached(jobs["stock"], jobs["converted"], 0)
+    assert list(found) == ["convert", "patch", "convert and patch"]
+    assert found["convert and patch"]["share"] >= found["convert"]["share"] > 0.5
+    assert jobs["converted"].patch is not jobs["patched"].patch
+    with jobs["patched"].patch as patch:
+        jobs["patched"].model(torch.zeros((1, 2), dtype=torch.long))
+    assert patch.taken > 0
+
+
 @pytest.fixture
 def a_gpu(monkeypatch):
     """What main asks of one; a model's measurement is its name."""
@@ -214,6 +240,19 @@ def made_up():
             "models": {"mlp": model, "mixtral": other}, "finished": True}  # fmt: skip
 
 
+def patched_model():
+    """A model that was measured inside a patch, too."""
+    model = made_up()["models"]["mlp"]
+    shares = {"flops": 10, "unknown": 0, "left": {}, "taken": {}}
+    return {
+        **model, "ms": {**model["ms"], "patched": 10.0},
+        "largest_difference": {**model["largest_difference"], "patched": 2e-6},
+        "patched_families_ms": {**model["families_ms"], "attention": 0.4},
+        "reach": {"convert": {**shares, "share": 0.81}, "patch": {**shares, "share": 1.0},
+                  "convert and patch": {**shares, "share": 0.99}},
+    }  # fmt: skip
+
+
 def test_shows_a_record(tmp_path, capsys):
     path = tmp_path / "steps.json"
     record = made_up()
@@ -226,6 +265,14 @@ def test_shows_a_record(tmp_path, capsys):
     assert steps.main(["--show", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "2.00" in shown and "1.04" in shown and "reached" not in shown
+    assert "patch" not in shown
+    record["models"] |= {"gpt2": patched_model(), "pinn": record["models"]["mlp"]}
+    path.write_text(json.dumps(record))
+    assert steps.main(["--show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "and patch" in shown and "3.00" in shown and "10.0" in shown
+    (line,) = [line.split() for line in shown.splitlines() if line.startswith("pinn")]
+    assert line[4:7] == ["2.00", "-", "-"]
     for wrong in ([], ["--show", str(path), "--json", str(path)]):
         with pytest.raises(SystemExit):
             steps.main(wrong)
@@ -241,9 +288,42 @@ def test_the_report_shows_it(tmp_path):
     rows = [line for line in page.read_text().splitlines() if line.startswith("<tr><td>a GPU<td>")]
     (mixtral,) = [line.split("<td>") for line in rows if "<td>eager<td>mixtral" in line]
     assert "a model; transformers 5.24.0, experts by grouped_mm" in mixtral
-    assert mixtral[mixtral.index("0.957") + 1] == "convert and patch()"
+    assert mixtral[mixtral.index("0.957") + 2] == "convert and patch()"
     (mlp,) = [line.split("<td>") for line in rows if "<td>eager<td>mlp" in line]
-    assert mlp[mlp.index("convert") - 1] == "-"
+    assert mlp[mlp.index("convert") - 2 : mlp.index("convert")] == ["-", "-"]
+
+
+def test_the_report_shows_what_a_patch_adds(tmp_path):
+    path, page = tmp_path / "2026-01-01-steps.json", tmp_path / "report.html"
+    record = made_up()
+    record["models"] = {"mlp": record["models"]["mlp"], "gpt2": patched_model()}
+    records.write(path, record)
+    assert report.headlines(*report.read([path])) == {
+        "mlp: stock / converted": 2.0, "gpt2: stock / converted": 2.0,
+        "gpt2: stock / converted inside patch()": 3.0,
+    }  # fmt: skip
+    report.main(["--html", str(page), str(path)])
+    text = page.read_text()
+    (gpt2,) = [line.split("<td>") for line in text.splitlines() if "<td>eager<td>gpt2" in line]
+    assert gpt2[5:12] == ["30", "12", "15", "10", "2.00x", "2.50x", "3.00x"]
+    assert gpt2[12:15] == ["0.81", "0.99", "convert"]
+    assert "gpt2: stock FP32 30, TF32 12, converted 15, converted inside patch() 10" in text
+    assert "mlp: stock FP32 30, TF32 12, converted 15." in text.replace(";", ".")
+
+
+def test_the_page_of_measurements_has_a_column_for_it(monkeypatch):
+    models = {"mlp": made_up()["models"]["mlp"], "gpt2": patched_model()}
+    monkeypatch.setattr(make_readme, "newest", lambda kind: (kind, {"models": models}))
+    head, mlp, gpt2 = (
+        line[2:-2].split(" | ") for line in make_readme.BLOCKS["steps"]() if "---" not in line
+    )
+    assert head[3:5] == ["converted", "and patch"]
+    assert mlp[3:5] == ["15.0 (2.00x)", "-"] and gpt2[3:5] == ["15.0 (2.00x)", "10.0 (3.00x)"]
+    assert (mlp[8], gpt2[8]) == ("1.0, -", "1.0, 0.4")
+    assert (mlp[-1], gpt2[-1]) == ("1e-06, -, 1e-03", "1e-06, 2e-06, 1e-03")
+    lines = make_readme.BLOCKS["steps-compiled"]()
+    assert not any("patch" in line or " -," in line for line in lines)
+    assert {line.count(" | ") for line in lines} == {len(head) - 2}
 
 
 @pytest.mark.parametrize("there", [False, True])

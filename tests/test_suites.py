@@ -235,6 +235,7 @@ def test_its_script_takes_its_arguments(one, tmp_path, capsys):
 @pytest.fixture
 def nothing_to_measure(monkeypatch):
     """The suites' scripts do all but measure; each is told of its GPU what `HERE` says."""
+    import attention
     import data
     import grouped
     import h200
@@ -263,10 +264,12 @@ def nothing_to_measure(monkeypatch):
         (steps, "measure", lambda *_, **__: {}),
         (run_examples, "measure", lambda *_: {}),
         (grouped, "measured", lambda *_: {"products": {}}),
+        (attention, "measured", lambda *_, **__: {}),
+        (attention.attention_page, "summary", lambda record: []),
         (peers, "load", lambda *_: ([], {})),
         (peers, "run", lambda *_, **__: True),
         *((script, "table", lambda record: "")
-          for script in (data, steps, run_examples, grouped, peers)),
+          for script in (data, steps, run_examples, grouped, attention, peers)),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
 
@@ -291,7 +294,7 @@ def test_names_are_told_apart():
     assert len(set(suites.NAMES)) == len(suites.SUITES)
     assert all(one.seconds > 0 and one.what for one in suites.SUITES)
     assert {one.name for one in suites.SUITES if one.resumes} == {
-        "suite", "random", "data", "peers",
+        "suite", "random", "data", "attention", "peers",
     }  # fmt: skip
 
 
