@@ -141,7 +141,7 @@ SUITES = (
           _script("steps", "--compile", "--models", "gpt2", "vit", "bert", "mlp"), 167),
     Suite("grouped", "products of groups, as experts', beside torch's own", _script("grouped"), 15),
     Suite("attention", "attention forward and backward beside torch's, with errors",
-          _script("attention", timed=True), 60, resumes=True),
+          _script("attention", timed=True), 45, resumes=True),
     Suite("examples", "the programs of examples/ in three ways, with their errors",
           _examples, EXAMPLES_SECONDS, 40, shortens=True),
     Suite("products", "products by pytest-benchmark: auto, stages, operands hot and cold",
