@@ -22,8 +22,8 @@ Plan plan_tiles(const Attention& a, bool backward, void* workspace) {
   Layout all{workspace};
   Plan p;
   p.q = place_tiles(all, a.all_heads(), a.queries, blocks);
-  p.k = place_tiles(all, a.all_heads(), a.keys, blocks);
-  p.v = place_tiles(all, a.all_heads(), a.keys, blocks);
+  p.k = place_tiles(all, a.all_heads(), a.seen(), blocks);
+  p.v = place_tiles(all, a.all_heads(), a.seen(), blocks);
   if (backward) {
     p.grad = place_tiles(all, a.all_heads(), a.queries, blocks);
     p.stats = {.heads = a.all_heads(), .rows = a.queries};
@@ -50,8 +50,8 @@ void decompose(const Attention& a, const Plan& p, bool backward, const Context& 
   TilesJobs jobs;
   jobs.add(job_of(a, a.q, p.q, a.queries));
   jobs.job[0].factor = std::copysign(1.f, a.scale);  // kernels have its size alone
-  jobs.add(job_of(a, a.k, p.k, a.keys));
-  jobs.add(job_of(a, a.v, p.v, a.keys));
+  jobs.add(job_of(a, a.k, p.k, a.seen()));
+  jobs.add(job_of(a, a.v, p.v, a.seen()));
   if (backward) {
     TilesJob grad = job_of(a, a.grad, p.grad, a.queries);
     grad.by_row = true;
@@ -96,13 +96,12 @@ void run_backward_of(const Attention& a, const Plan& p, const Context& context) 
                   .undo_q = p.q.undo,
                   .undo_k = p.k.undo,
                   .undo_v = p.v.undo,
-                  .undo_grad = p.grad.undo,
                   .stats = p.stats,
                   .a = a,
                   .base2 = std::fabs(a.scale) * kLog2E,
                   .query_tiles = static_cast<int>(p.q.tiles()),
                   .key_tiles = static_cast<int>(p.k.tiles()),
-                  .blocks = static_cast<int>(ceil_div(p.k.tiles(), kKeysGroups<kBlocks>))};
+                  .blocks = static_cast<int>(ceil_div(tiles_of(a.keys), kKeysGroups<kBlocks>))};
   const auto enqueue = [&](void (*kernel)(BackwardJob), size_t smem) {
     launch(kernel,
            {.grid = grid_of(a, job.blocks),
@@ -127,14 +126,7 @@ void run_backward_of(const Attention& a, const Plan& p, const Context& context) 
 }
 
 PlainJob plain_job(const Attention& a, const Plan& p) {
-  return {.a = a,
-          .q = p.q,
-          .k = p.k,
-          .v = p.v,
-          .grad = p.grad,
-          .stats = p.stats,
-          .base2 = a.scale * kLog2E,
-          .query_blocks = static_cast<int>(ceil_div(a.queries, kPlainRows))};
+  return {.a = a, .q = p.q, .k = p.k, .v = p.v, .grad = p.grad, .stats = p.stats};
 }
 
 size_t forward_workspace(const Attention& a) { return plan_tiles(a, false, nullptr).bytes; }
@@ -144,9 +136,7 @@ void run_forward(const Attention& a, const Context& context) {
   decompose(a, p, false, context);
   if (p.q.blocks == 1) run_forward_of<1>(a, p, context);
   else run_forward_of<2>(a, p, context);
-  PlainJob plain = plain_job(a, p);
-  plain.blocks = plain.query_blocks;
-  launch_plain(attention_plain_forward, plain, context);
+  launch_plain(attention_plain_forward, plain_job(a, p), context);
 }
 
 size_t backward_workspace(const Attention& a) { return plan_tiles(a, true, nullptr).bytes; }
@@ -157,9 +147,7 @@ void run_backward(const Attention& a, const Context& context) {
   if (p.q.blocks == 1)
     (a.bias.data ? run_backward_of<1, true> : run_backward_of<1, false>)(a, p, context);
   else (a.bias.data ? run_backward_of<2, true> : run_backward_of<2, false>)(a, p, context);
-  PlainJob plain = plain_job(a, p);
-  plain.blocks = plain.query_blocks + static_cast<int>(ceil_div(a.keys, kPlainRows));
-  launch_plain(attention_plain_backward, plain, context);
+  launch_plain(attention_plain_backward, plain_job(a, p), context);
 }
 
 const RegisterAttention registered(kFlavour, {.forward = {forward_workspace, run_forward},

@@ -14,11 +14,11 @@ inline namespace XGEMM_FLAVOUR {
 
 struct BackwardJob {
   TensorMap q, k, v, grad, stats_map;
-  const float *undo_q, *undo_k, *undo_v, *undo_grad;
+  const float *undo_q, *undo_k, *undo_v;
   Stats stats;
   Attention a;
   float base2;  // |scale| log2(e): Q has its sign
-  int query_tiles, key_tiles;
+  int query_tiles, key_tiles;  // those that are seen
   int blocks;  // of a head
 };
 
@@ -28,9 +28,6 @@ constexpr int kKeysGroups = kBlocks == 1 ? 2 : 1;
 template <int kBlocks>
 constexpr int kQueriesGroups = kBlocks == 1 ? 3 : 1;  // as in the forward pass
 constexpr int kBackwardBuffers = 4;
-// Whether dP's products run while P is made; of 128 columns a bias takes the registers for it.
-template <int kBlocks, bool kBias>
-constexpr bool kTogether = kBlocks == 1 || !kBias;
 
 // What a block goes over comes in pairs: Q's and dO's tiles, or K's and V's.
 template <int kBlocks>
@@ -73,8 +70,8 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
   take_turn();
   const int64_t head = blockIdx.x / job.blocks;
   const int first = static_cast<int>(blockIdx.x) % job.blocks * kGroups;
-  const int last = first + kGroups < job.key_tiles ? first + kGroups
-                                                           : job.key_tiles;
+  const auto tiles = static_cast<int>(tiles_of(a.keys));
+  const int last = first + kGroups < tiles ? first + kGroups : tiles;
   const int begin = a.causal ? first : 0;
   const int first_key = static_cast<int>(head * job.key_tiles + first);
   const int first_query = static_cast<int>(head * job.query_tiles);
@@ -129,7 +126,6 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
 #pragma unroll 1
   for (int t = mine; t < job.query_tiles; ++t) {
     const float undo_q = job.undo_q[first_query + t];
-    [[maybe_unused]] const float undo_grad_tile = job.undo_grad[first_query + t] * 0x1p-15f;
     const TileSlot<kBlocks>& q = ring.slots[at.slot];
     Sums s;
     ring.barriers.wait(at);
@@ -139,7 +135,8 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
     const auto& stats = ring.stats[at.slot / 2];
     [[maybe_unused]] Sums u;
     ring.barriers.wait(at);
-    constexpr bool kBoth = kDk && kTogether<kBlocks, kBias>;
+    // Whether dP's products run while P is made: a bias takes the registers for it.
+    constexpr bool kBoth = kDk && !kBias;
     if constexpr (kBoth) multiply(u, ring.v[group], grad);
     at.advance();
     wgmma_wait<kBoth ? 1 : 0>();
@@ -172,23 +169,19 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
     }
     if constexpr (kDk && !kBoth) multiply(u, ring.v[group], grad);
     if constexpr (kDk) wgmma_wait<0>(), u.settle();
-    // P is at most 1, and so its rows, scaled as those of dO are, need no look at their largest.
-    [[maybe_unused]] float ds[kSums], undo_ds[2];
+    [[maybe_unused]] float ds[kSums], undo_p[2], undo_ds[2];
 #pragma unroll
     for (int e = 0; e < kSums; e += 4) {
-      float delta[2], undo_grad[2], share[2];
-      if constexpr (kDk) {
-        load2(delta, &stats[kDelta][place.column + column_of(e)]);
-        load2(undo_grad, &stats[kUndo][place.column + column_of(e)]);
-      }
-      if constexpr (kDv) load2(share, &stats[kShare][place.column + column_of(e)]);
+      float delta[2], undo_grad[2];
+      load2(undo_grad, &stats[kUndo][place.column + column_of(e)]);
+      if constexpr (kDk) load2(delta, &stats[kDelta][place.column + column_of(e)]);
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         if constexpr (kDk) {
           const float dp = u.at(e + x) * undo_v;
           ds[e + x] = p[e + x] * fmaf(dp, undo_grad[x % 2], -delta[x % 2]);
         }
-        if constexpr (kDv) p[e + x] *= share[x % 2];
+        if constexpr (kDv) p[e + x] *= undo_grad[x % 2];
       }
     }
     [[maybe_unused]] Fragments of_p, of_ds;
@@ -197,8 +190,7 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
       undo_ds[0] *= undo_q, undo_ds[1] *= undo_q;
     };
     if constexpr (kDv) {
-      const float undo_p[2] = {undo_grad_tile, undo_grad_tile};
-      of_p.split(p);
+      split_rows(of_p, p, undo_p);
       accumulate(dv, of_p, grad, undo_p, [&] {
         if constexpr (kDk) split_ds();
       });
@@ -274,8 +266,7 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
 #pragma unroll 1
   for (int t = 0; t < mine; ++t) {
     const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
-    // Together they need the registers of a warpgroup more.
-    constexpr bool kBoth = kGroups == 1 && kTogether<kBlocks, kBias>;
+    constexpr bool kBoth = kGroups == 1 && !kBias;  // else they have not the registers
     const TileSlot<kBlocks>& k = ring.slots[at.slot];
     Sums s, u;
     ring.barriers.wait(at);

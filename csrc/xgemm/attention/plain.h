@@ -1,6 +1,6 @@
 // Heads that tiles of one scale cannot hold (tiles.h), by FP32 operations: what the other kernels
-// have made of such a head is written over. Where there is none, a block looks at its head's scales
-// and ends.
+// have made of such a head is written over. As many blocks as there are multiprocessors share them;
+// where there is none, a block looks at all scales and ends.
 //
 // A block has 32 rows, queries or keys, a warp four of them; what they meet comes 64 at a time, two
 // a lane. Products with those are summed by lanes that have columns of the result.
@@ -19,9 +19,6 @@ struct PlainJob {
   Attention a;
   Tiles q, k, v, grad;
   Stats stats;
-  float base2 = 0.f;  // scale log2(e)
-  int blocks = 0;  // of a head: `query_blocks` of queries, then of keys
-  int query_blocks = 0;
 };
 
 struct PlainRoom {
@@ -86,16 +83,19 @@ __device__ __forceinline__ void store_plain(const View<float>& to, int64_t first
         to(first + r, lane + 32 * c) = sums[r][c] * scale[r];
 }
 
-// Whether the block's head has a tile that is too wide: its `undo` is negative then.
-__device__ __forceinline__ bool head_is_wide(PlainRoom& room, const PlainJob& job, int64_t head) {
-  bool wide = false;
+// Whether a tile of any of `heads` from `first` on is too wide: its `undo` is negative then. By all
+// threads of the block.
+__device__ __forceinline__ bool any_wide(PlainRoom& room, const PlainJob& job, int64_t first,
+                                         int64_t heads) {
+  uint32_t wide = 0;
   const auto look = [&](const Tiles& t) {
-    for (int64_t n = threadIdx.x; n < t.tiles(); n += kPlainThreads)
-      wide = wide || t.undo[head * t.tiles() + n] < 0.f;
+    for (int64_t n = threadIdx.x; n < heads * t.tiles(); n += kPlainThreads)
+      wide |= float_to_bits(t.undo[first * t.tiles() + n]) >> 31;
   };
   look(job.q), look(job.k), look(job.v);
   if (job.grad.undo) look(job.grad);
-  wide = __any_sync(0xffffffffu, wide);
+  wide = __any_sync(0xffffffffu, static_cast<int>(wide));
+  __syncthreads();  // all have read what was there before
   if (threadIdx.x % 32 == 0) room.wide[threadIdx.x / 32] = wide;
   __syncthreads();
   uint32_t any = 0;
@@ -103,24 +103,41 @@ __device__ __forceinline__ bool head_is_wide(PlainRoom& room, const PlainJob& jo
   return any;
 }
 
+// make(head, block) for each of `blocks` of rows of each head that is to be made anew.
+template <class Make>
+__device__ __forceinline__ void for_wide_heads(PlainRoom& room, const PlainJob& job, int64_t blocks,
+                                               const Make& make) {
+  if (!any_wide(room, job, 0, job.a.all_heads())) return;
+  for (int64_t head = 0; head < job.a.all_heads(); ++head)
+    if (any_wide(room, job, head, 1))
+      for (int64_t n = blockIdx.x; n < blocks; n += gridDim.x) {
+        __syncthreads();  // the tiles of the last one have been read
+        make(head, n);
+      }
+}
+
 // A logit in base 2 of a query and a key, of their product.
 __device__ __forceinline__ float plain_logit(const PlainJob& job, const View<const float>& bias,
                                              float product, int64_t query, int64_t key) {
   const Attention& a = job.a;
   if (query >= a.queries || key >= a.keys || (a.causal && key > query)) return -INFINITY;
-  const float x = product * job.base2;
+  const float x = product * (a.scale * kLog2E);
   return bias.data ? fmaf(bias(query, key), kLog2E, x) : x;
 }
 
-__global__ void __launch_bounds__(kPlainThreads)
-    attention_plain_forward(const __grid_constant__ PlainJob job) {
-  XGEMM_SHARED_DYNAMIC(room, PlainRoom);
-  take_turn();
+// Of a logit beside lse. Large ones differ by some roundings where they are the same but for those,
+// and P is at most 1.
+__device__ __forceinline__ float plain_exponent(float logit, float lse) {
+  const bool large = fabsf(lse) > kLargeLogit && lse < INFINITY;
+  const bool same = logit > lse || (large && logit > lse - fabsf(lse) * 0x1p-21f);
+  return same ? 0.f : logit - lse;
+}
+
+// Of 32 queries of a head from `block` on.
+__device__ __forceinline__ void plain_forward(PlainRoom& room, const PlainJob& job, int64_t head,
+                                              int64_t block) {
   const Attention& a = job.a;
-  const int64_t head = blockIdx.x / job.blocks;
-  if (!head_is_wide(room, job, head)) return;
   const int64_t b = head / a.heads, h = head % a.heads;
-  const int64_t block = static_cast<int64_t>(blockIdx.x % job.blocks) * kPlainRows;
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t first = block + warp * kEachRows;
   const View<const float> bias = a.bias.head(b, h);
@@ -176,18 +193,20 @@ __global__ void __launch_bounds__(kPlainThreads)
   store_plain(a.out.head(b, h), first, a.queries, a.width, out, scale);
 }
 
-// dQ by blocks of queries; dK and dV by the blocks of keys after them.
 __global__ void __launch_bounds__(kPlainThreads)
-    attention_plain_backward(const __grid_constant__ PlainJob job) {
+    attention_plain_forward(const __grid_constant__ PlainJob job) {
   XGEMM_SHARED_DYNAMIC(room, PlainRoom);
   take_turn();
+  for_wide_heads(room, job, ceil_div(job.a.queries, kPlainRows), [&](int64_t head, int64_t n) {
+    plain_forward(room, job, head, n * kPlainRows);
+  });
+}
+
+// dQ of 32 queries from `block` on, or dK and dV of 32 keys.
+__device__ __forceinline__ void plain_backward(PlainRoom& room, const PlainJob& job, int64_t head,
+                                               bool of_keys, int64_t block) {
   const Attention& a = job.a;
-  const int64_t head = blockIdx.x / job.blocks;
-  if (!head_is_wide(room, job, head)) return;
   const int64_t b = head / a.heads, h = head % a.heads;
-  const int which = static_cast<int>(blockIdx.x) % job.blocks;
-  const bool of_keys = which >= job.query_blocks;
-  const int64_t block = int64_t{of_keys ? which - job.query_blocks : which} * kPlainRows;
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t first = block + warp * kEachRows;
   const View<const float> bias = a.bias.head(b, h), q = a.q.head(b, h), k = a.k.head(b, h),
@@ -212,9 +231,8 @@ __global__ void __launch_bounds__(kPlainThreads)
         const int64_t query = of_keys ? column : row, key = of_keys ? row : column;
         const float logit = plain_logit(job, bias, s[r][x], query, key);
         const bool there = query < a.queries && key < a.keys;
-        // Large logits and lse have errors of more than 1 between them, and P is at most 1.
         const float lse = there ? *job.stats.at(head, kLse2, query) : 0.f;
-        const float p = there ? exp2_approximate(logit > lse ? 0.f : logit - lse) : 0.f;
+        const float p = there ? exp2_approximate(plain_exponent(logit, lse)) : 0.f;
         const float ds = there ? p * (dp[r][x] - *job.stats.at(head, kDelta, query)) : 0.f;
         room.weights[0][warp * kEachRows + r][lane + 32 * x] = ds;
         room.weights[1][warp * kEachRows + r][lane + 32 * x] = p;
@@ -231,10 +249,22 @@ __global__ void __launch_bounds__(kPlainThreads)
   if (of_keys) store_plain(a.dv.head(b, h), first, rows, a.width, sums[1], one);
 }
 
+__global__ void __launch_bounds__(kPlainThreads)
+    attention_plain_backward(const __grid_constant__ PlainJob job) {
+  XGEMM_SHARED_DYNAMIC(room, PlainRoom);
+  take_turn();
+  const int64_t of_queries = ceil_div(job.a.queries, kPlainRows);
+  const int64_t all = of_queries + ceil_div(job.a.keys, kPlainRows);
+  for_wide_heads(room, job, all, [&](int64_t head, int64_t n) {
+    const bool of_keys = n >= of_queries;
+    plain_backward(room, job, head, of_keys, (of_keys ? n - of_queries : n) * kPlainRows);
+  });
+}
+
 template <class Kernel>
 void launch_plain(const Kernel& kernel, const PlainJob& job, const Context& context) {
   launch(kernel,
-         {.grid = dim3(static_cast<unsigned>(job.a.all_heads() * job.blocks)),
+         {.grid = dim3(static_cast<unsigned>(std::max(1, context.device.sm_count))),
           .block = dim3(kPlainThreads),
           .smem = sizeof(PlainRoom),
           .dependent = may_depend(context.device)},

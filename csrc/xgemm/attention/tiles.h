@@ -53,9 +53,9 @@ inline TensorMap map_of(const Tiles& t) {
 }
 
 // What the backward pass needs of each query beside limbs, [head][stat][row]. kUndo is what products
-// with its row of dO are multiplied by, kShare 2^15 times that of the row beside the tile's. Of rows
-// that are not there TMA makes zeros, which give dS = 0 and a P without a share.
-enum Stat { kLse2, kDelta, kUndo, kShare, kStats };
+// with its row of dO are multiplied by. Of rows that are not there TMA makes zeros, which give
+// dS = 0 and take P out of dV.
+enum Stat { kLse2, kDelta, kUndo, kStats };
 struct Stats {
   float* data = nullptr;
   int64_t heads = 0, rows = 0;
@@ -190,7 +190,8 @@ __global__ void __launch_bounds__(kTilesThreads)
       for (int step = kLanes / 2; step > 0; step /= 2)
         delta += __shfl_xor_sync(0xffffffffu, delta, step);
       if (lane == 0 && row < job.rows) {
-        const float lse = job.lse[head * job.lse_stride + row] * kLog2E;
+        float lse = job.lse[head * job.lse_stride + row] * kLog2E;
+        if (lse == -INFINITY) lse = INFINITY;  // torch's, of a query that sees no key
         wide = wide || (fabsf(lse) > kLargeLogit && lse < INFINITY);
         *job.stats.at(head, kLse2, row) = lse;
         *job.stats.at(head, kDelta, row) = delta;
@@ -230,15 +231,6 @@ __global__ void __launch_bounds__(kTilesThreads)
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) any |= wide_of_warp[w];
     job.tiles.undo[block] = any ? -power_of_2(-of_all) : power_of_2(-of_all);
-  }
-  if (job.by_row) {
-#pragma unroll
-    for (int p = 0; p < kPasses; ++p) {
-      const int64_t row = first + line + p * kRows;
-      const int below = exponent_for(largest[p]) - of_all;
-      if (lane == 0 && row < job.rows)
-        *job.stats.at(head, kShare, row) = below < 126 ? power_of_2(15 - below) : 0.f;
-    }
   }
   float* const to = static_cast<float*>(job.tiles.data) + column % kTile / 2;
   const int64_t plane = head * (2 * kBlocks) + column / kTile * 2;

@@ -32,7 +32,9 @@ struct Attention {
   Heads<const float> grad;
   Heads<float> dq, dk, dv;
 
-  int64_t all_heads() const { return batch * heads; }
+  XGEMM_HD int64_t all_heads() const { return batch * heads; }
+  // Keys that any query sees.
+  XGEMM_HD int64_t seen() const { return causal && queries < keys ? queries : keys; }
 };
 
 // Columns of a head at most.
