@@ -1220,7 +1220,14 @@ EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
 @pytest.fixture
-def kernels_of_attention(monkeypatch):
+def small_attention(monkeypatch):
+    """Calls of a test's size take the kernels."""
+    monkeypatch.setattr(attention, "_FEW_ROWS", 0)
+    monkeypatch.setattr(attention, "_FEW_FLOPS", 0)
+
+
+@pytest.fixture
+def kernels_of_attention(monkeypatch, small_attention):
     """On a CPU they run in the emulator, and nobody takes them there."""
     monkeypatch.setattr(attention, "has_kernels", lambda device: device.type == "cpu")
 
@@ -1298,7 +1305,7 @@ def test_our_own_attention_is_counted(kernels_of_attention):
 
 
 @pytest.fixture
-def sm90():
+def sm90(small_attention):
     if not attention.has_kernels(torch.device("cuda")):
         pytest.skip("attention's kernels are made for compute capability 9.0")
 

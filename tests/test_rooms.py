@@ -15,6 +15,7 @@ ROOMS = {
     "device": {"core"},  # what a kernel says to the machine: PTX, copies, launches
     "dispatch": {"core"},  # which stage runs
     "reference": {"core"},  # precision="ieee" on a CPU
+    "attention": {"core", "device"},  # kernels that are no product
     "emulation": {"core", "device"},  # FP32 by limbs of 16 bits
     "epilogue": {"core", "device", "emulation"},
     "mainloop": {"core", "device", "emulation", "epilogue"},

@@ -184,11 +184,11 @@ IN_STAGES = {
 SITES = {site: kind for site, kind in IN_STAGES.items() if kind != "launch wait"}
 
 # Kernels that several stages share are in headers. An instruction's own header is none of those,
-# nor is the one that declares what the emulator does.
+# nor is the one that declares what the emulator does; attention's have tests of their own.
 HEADER_SITES = {
     site: kind
     for path in sorted(STAGE_FILES.parent.rglob("*.h"))
-    if path.parent.name != "ptx" and path.name != "platform_host.h"
+    if path.parent.name not in ("ptx", "attention") and path.name != "platform_host.h"
     for site, kind in sites_in(path).items()
 } | {site: kind for site, kind in IN_STAGES.items() if kind == "launch wait"}
 

@@ -17,7 +17,8 @@ from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
 from . import ops
-from .attention_ops import BACKWARD, FORWARD, LARGEST_HEAD
+from ._checks import known
+from .attention_ops import BACKWARD, FORWARD, LARGEST_HEAD, flops_of_forward
 from .deploy import to_onnx
 from .ops import overridden
 from .registry import stages
@@ -48,8 +49,9 @@ has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def why_torchs(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float, how: dict[str, Any]
-) -> str:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float, how: dict[str, Any],
+    *, backward: bool = False,
+) -> str:  # fmt: skip
     """Why a call of torch's fused attention is left there, "" where the kernels take it.
 
     Args:
@@ -59,6 +61,7 @@ def why_torchs(
         bias: (B, H, S, T), or None.
         dropout_p: the probability with which a weight becomes zero.
         how: options of ``sgemm``, those that are no defaults.
+        backward: whether it is the gradients' call.
     """
     if not has_kernels(q.device):
         return "attention's kernels are for compute capability 9.0"
@@ -72,7 +75,21 @@ def why_torchs(
         return f"heads of more than {LARGEST_HEAD}"
     if bias is not None and bias.shape != (*q.shape[:3], k.shape[2]):
         return "a bias of another shape"
+    if _is_small(q, k, backward):
+        return "too small to gain"
     return ""
+
+
+# A tile has 64 rows, and a call three launches. On an H100 forward passes of fewer queries or keys
+# take 0.7 to 2.5 times torch's time, gradients of fewer keys 0.7 to 1.6; calls of fewer FLOP up to
+# 1.5 times.
+_FEW_ROWS, _FEW_FLOPS = 64, 2**29
+
+
+def _is_small(q: Tensor, k: Tensor, backward: bool = False) -> bool:
+    """Whether torch's own is as fast; not where a size is not known."""
+    few = known(k.shape[-2] < _FEW_ROWS) or (not backward and known(q.shape[-2] < _FEW_ROWS))
+    return few or known(flops_of_forward(q.shape, k.shape) < _FEW_FLOPS)
 
 
 def as_torchs_forward(
@@ -129,7 +146,8 @@ def scaled_dot_product_attention(
     The kernels are made for compute capability 9.0, and take float32 heads of one width of 1 to 128
     elements. The call is torch's own, with its result or error, where they do not take it: other
     devices and dtypes, ``dropout_p`` above 0, another width or another number of keys of ``value``,
-    a mask that requires grad, nested and sharded tensors. Under autocast it is computed in float32,
+    a mask that requires grad, nested and sharded tensors; and where it is as fast: fewer than 64
+    queries or keys, or than 2^29 FLOP. Under autocast it is computed in float32,
     lower precisions cast to it, whoever computes it.
 
     Args:
@@ -187,7 +205,7 @@ def _attention(
     found = None
     if _is_ours(query, key, value, mask, dropout_p, is_causal, scale):
         found = _in_four_dimensions(query, key, value, mask, enable_gqa)
-    if found is None:
+    if found is None or _is_small(found[0], found[1]):
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )

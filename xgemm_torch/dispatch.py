@@ -486,7 +486,7 @@ def _attention_backward(tally: Tally, how: dict[str, Any], least: float) -> _Han
         reason = _reason(tensors) or ("" if flops >= max(least, 1) else _small(least))
         if not reason and bias is not None and wanted[3]:
             reason = "a gradient of the bias"
-        if reason := reason or attention.why_torchs(q, k, v, bias, dropout_p, how):
+        if reason := reason or attention.why_torchs(q, k, v, bias, dropout_p, how, backward=True):
             return None, flops, reason
         result = attention.as_torchs_backward(grad, q, k, v, bias, out, lse, is_causal, scale)
         return result, flops, ""

@@ -114,7 +114,8 @@ void perform(Block& b, unsigned first, size_t number, std::vector<float>& tile) 
 
 bool same(const Wgmma& x, const Wgmma& y) {
   return x.type == y.type && x.a == y.a && !x.registers == !y.registers && x.b == y.b &&
-         x.b_mn_major == y.b_mn_major && x.accumulate == y.accumulate && x.tile == y.tile && simt::same(x.at, y.at);
+         x.b_mn_major == y.b_mn_major && x.accumulate == y.accumulate && x.tile == y.tile &&
+         simt::same(x.at, y.at);
 }
 
 void expect_same_work(const Block& b, unsigned first) {
@@ -206,8 +207,9 @@ void wgmma(Half type, float* d, int count, uint64_t a, const uint32_t* registers
   first_of_warpgroup(b, at);
   if ((!registers && !Matrix::understood(a)) || !Matrix::understood(b_))
     fail("wgmma: a descriptor at " + place(at) + " that is not of rows of 64 or 128 bytes");
-  if (b_mn_major && (count != 32 || b_ >> 62 != 1))
-    fail("wgmma: an MN-major B at " + place(at) + " that is not of 64 columns in rows of 128 bytes");
+  if (b_mn_major && (count > 32 || b_ >> 62 != 1))
+    fail("wgmma: an MN-major B at " + place(at) +
+         " that is not of 64 columns at most in rows of 128 bytes");
   const auto size = static_cast<size_t>(count);
   const bool in_flight = std::any_of(f.accumulators.begin(), f.accumulators.end(),
                                      [&](const Accumulators& x) { return x.d == d; });

@@ -121,7 +121,7 @@ std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& 
   const Tensor out = new_heads(q, a, a.queries);
   const int64_t stride = std::max<int64_t>(a.lse_stride, 1);
   const Tensor lse = new_tensor(q, {a.batch, a.heads, a.lse_stride, 1},
-                          {std::max<int64_t>(a.heads, 1) * stride, stride, 1, 1}, 3);
+                                {std::max<int64_t>(a.heads, 1) * stride, stride, 1, 1}, 3);
   if (empty(a)) {
     zero(out);
     torch::stable::fill_(lse, INFINITY);

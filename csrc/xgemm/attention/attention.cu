@@ -18,7 +18,7 @@ struct Plan {
   size_t bytes = 0;
 };
 Plan plan_tiles(const Attention& a, bool backward, void* workspace) {
-  const int blocks = a.width <= kTile ? 1 : 2;
+  const int blocks = blocks_of(static_cast<int>(a.width));
   Layout all{workspace};
   Plan p;
   p.q = place_tiles(all, a.all_heads(), a.queries, blocks);
@@ -27,8 +27,8 @@ Plan plan_tiles(const Attention& a, bool backward, void* workspace) {
   if (backward) {
     p.grad = place_tiles(all, a.all_heads(), a.queries, blocks);
     p.stats = {.heads = a.all_heads(), .rows = a.queries};
-    p.stats.data = static_cast<float*>(all.place(times(
-        static_cast<size_t>(p.stats.heads * kStats), static_cast<size_t>(p.stats.stride()) * 4)));
+    p.stats.data = static_cast<float*>(all.place(times(static_cast<size_t>(p.stats.heads * kStats),
+                                                       static_cast<size_t>(p.stats.stride()) * 4)));
   }
   p.bytes = all.bytes;
   return p;
@@ -65,7 +65,7 @@ void decompose(const Attention& a, const Plan& p, bool backward, const Context& 
   else launch_tiles_of<2>(jobs, context);
 }
 
-template <int kBlocks>
+template <int kWidth>
 void run_forward_of(const Attention& a, const Plan& p, const Context& context) {
   ForwardJob job{.q = map_of(p.q),
                  .k = map_of(p.k),
@@ -77,16 +77,16 @@ void run_forward_of(const Attention& a, const Plan& p, const Context& context) {
                  .base2 = std::fabs(a.scale) * kLog2E,
                  .query_tiles = static_cast<int>(p.q.tiles()),
                  .key_tiles = static_cast<int>(p.k.tiles()),
-                 .blocks = static_cast<int>(ceil_div(p.q.tiles(), kForwardGroups<kBlocks>))};
-  launch(a.bias.data ? attention_forward<kBlocks, true> : attention_forward<kBlocks, false>,
+                 .blocks = static_cast<int>(ceil_div(p.q.tiles(), kForwardGroups<kWidth>))};
+  launch(a.bias.data ? attention_forward<kWidth, true> : attention_forward<kWidth, false>,
          {.grid = grid_of(a, job.blocks),
-          .block = dim3(threads_for(kForwardGroups<kBlocks>)),
-          .smem = sizeof(ForwardRing<kBlocks>),
+          .block = dim3(threads_for(kForwardGroups<kWidth>)),
+          .smem = sizeof(ForwardRing<kWidth>),
           .dependent = may_depend(context.device)},
          context, job);
 }
 
-template <int kBlocks, bool kBias>
+template <int kWidth, bool kBias>
 void run_backward_of(const Attention& a, const Plan& p, const Context& context) {
   BackwardJob job{.q = map_of(p.q),
                   .k = map_of(p.k),
@@ -101,26 +101,26 @@ void run_backward_of(const Attention& a, const Plan& p, const Context& context) 
                   .base2 = std::fabs(a.scale) * kLog2E,
                   .query_tiles = static_cast<int>(p.q.tiles()),
                   .key_tiles = static_cast<int>(p.k.tiles()),
-                  .blocks = static_cast<int>(ceil_div(tiles_of(a.keys), kKeysGroups<kBlocks>))};
+                  .blocks = static_cast<int>(ceil_div(tiles_of(a.keys), kKeysGroups<kWidth>))};
   const auto enqueue = [&](void (*kernel)(BackwardJob), size_t smem) {
     launch(kernel,
            {.grid = grid_of(a, job.blocks),
-            .block = dim3(threads_for(kKeysGroups<kBlocks>)),
+            .block = dim3(threads_for(kKeysGroups<kWidth>)),
             .smem = smem,
             .dependent = may_depend(context.device)},
            context, job);
   };
-  if constexpr (kBlocks == 1) {
-    enqueue(attention_keys<kBlocks, kBias, true, true>, sizeof(KeysRing<kBlocks>));
+  if constexpr (kWidth <= kTile) {
+    enqueue(attention_keys<kWidth, kBias, true, true>, sizeof(KeysRing<kWidth>));
   } else {
-    enqueue(attention_keys<kBlocks, kBias, true, false>, sizeof(KeysRing<kBlocks>));
-    enqueue(attention_keys<kBlocks, kBias, false, true>, sizeof(KeysRing<kBlocks>));
+    enqueue(attention_keys<kWidth, kBias, true, false>, sizeof(KeysRing<kWidth>));
+    enqueue(attention_keys<kWidth, kBias, false, true>, sizeof(KeysRing<kWidth>));
   }
-  job.blocks = static_cast<int>(ceil_div(p.q.tiles(), kQueriesGroups<kBlocks>));
-  launch(attention_queries<kBlocks, kBias>,
+  job.blocks = static_cast<int>(ceil_div(p.q.tiles(), kQueriesGroups<kWidth>));
+  launch(attention_queries<kWidth, kBias>,
          {.grid = grid_of(a, job.blocks),
-          .block = dim3(threads_for(kQueriesGroups<kBlocks>)),
-          .smem = sizeof(QueriesRing<kBlocks>),
+          .block = dim3(threads_for(kQueriesGroups<kWidth>)),
+          .smem = sizeof(QueriesRing<kWidth>),
           .dependent = may_depend(context.device)},
          context, job);
 }
@@ -134,8 +134,9 @@ void run_forward(const Attention& a, const Context& context) {
   const Plan p = plan_tiles(a, false, context.workspace);
   require_size(a);
   decompose(a, p, false, context);
-  if (p.q.blocks == 1) run_forward_of<1>(a, p, context);
-  else run_forward_of<2>(a, p, context);
+  constexpr void (*widths[])(const Attention&, const Plan&, const Context&) = {
+      run_forward_of<32>, run_forward_of<64>, run_forward_of<96>, run_forward_of<128>};
+  widths[(a.width - 1) / 32](a, p, context);
   launch_plain(attention_plain_forward, plain_job(a, p), context);
 }
 
@@ -144,9 +145,12 @@ void run_backward(const Attention& a, const Context& context) {
   const Plan p = plan_tiles(a, true, context.workspace);
   require_size(a);
   decompose(a, p, true, context);
-  if (p.q.blocks == 1)
-    (a.bias.data ? run_backward_of<1, true> : run_backward_of<1, false>)(a, p, context);
-  else (a.bias.data ? run_backward_of<2, true> : run_backward_of<2, false>)(a, p, context);
+  constexpr void (*widths[][2])(const Attention&, const Plan&, const Context&) = {
+      {run_backward_of<32, false>, run_backward_of<32, true>},
+      {run_backward_of<64, false>, run_backward_of<64, true>},
+      {run_backward_of<96, false>, run_backward_of<96, true>},
+      {run_backward_of<128, false>, run_backward_of<128, true>}};
+  widths[(a.width - 1) / 32][a.bias.data != nullptr](a, p, context);
   launch_plain(attention_plain_backward, plain_job(a, p), context);
 }
 

@@ -23,46 +23,46 @@ struct BackwardJob {
 };
 
 // Two warpgroups share what comes by; of 128 columns shared memory holds the tiles of one.
-template <int kBlocks>
-constexpr int kKeysGroups = kBlocks == 1 ? 2 : 1;
-template <int kBlocks>
-constexpr int kQueriesGroups = kBlocks == 1 ? 3 : 1;  // as in the forward pass
+template <int kWidth>
+constexpr int kKeysGroups = kWidth <= kTile ? 2 : 1;
+template <int kWidth>
+constexpr int kQueriesGroups = kWidth <= kTile ? 3 : 1;  // as in the forward pass
 constexpr int kBackwardBuffers = 4;
 
 // What a block goes over comes in pairs: Q's and dO's tiles, or K's and V's.
-template <int kBlocks>
+template <int kWidth>
 struct KeysRing {
-  TileSlot<kBlocks> k[kKeysGroups<kBlocks>], v[kKeysGroups<kBlocks>];
-  TileSlot<kBlocks> slots[kBackwardBuffers];
+  TileSlot<kWidth> k[kKeysGroups<kWidth>], v[kKeysGroups<kWidth>];
+  TileSlot<kWidth> slots[kBackwardBuffers];
   float stats[kBackwardBuffers / 2][kStats][kTile];  // come with dO
   RingBarriers<kBackwardBuffers> barriers;
 };
-template <int kBlocks>
+template <int kWidth>
 struct QueriesRing {
-  TileSlot<kBlocks> q[kQueriesGroups<kBlocks>], grad[kQueriesGroups<kBlocks>];
-  TileSlot<kBlocks> slots[kBackwardBuffers];
+  TileSlot<kWidth> q[kQueriesGroups<kWidth>], grad[kQueriesGroups<kWidth>];
+  TileSlot<kWidth> slots[kBackwardBuffers];
   RingBarriers<kBackwardBuffers> barriers;
 };
 
 // += `undo` times A B; meanwhile() as in multiply_blocks.
-template <int kBlocks, class Meanwhile>
-__device__ __forceinline__ void accumulate(float (&to)[kBlocks][kSums], const Fragments& f,
-                                           const TileSlot<kBlocks>& b, const float (&undo)[2],
-                                           const Meanwhile& meanwhile) {
-  const auto add = [&](int block, const Sums& part) {
+template <int kWidth, class Meanwhile>
+__device__ __forceinline__ void accumulate(float (&to)[blocks_of(kWidth)][kSums],
+                                           const Fragments& f, const TileSlot<kWidth>& b,
+                                           const float (&undo)[2], const Meanwhile& meanwhile) {
+  const auto add = [&](int block, const auto& part) {
 #pragma unroll
-    for (int e = 0; e < kSums; ++e)
+    for (int e = 0; e < part.kCount; ++e)
       to[block][e] = fmaf(part.at(e), undo[half_of(e)], to[block][e]);
   };
   multiply_blocks(f, b, add, meanwhile);
 }
 
 // Of 128 columns a launch each makes dV and dK: a thread has no registers for the sums of both.
-template <int kBlocks, bool kBias, bool kDv, bool kDk>
-__global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
+template <int kWidth, bool kBias, bool kDv, bool kDk>
+__global__ void __launch_bounds__(threads_for(kKeysGroups<kWidth>), 1)
     attention_keys(const __grid_constant__ BackwardJob job) {
-  XGEMM_SHARED_DYNAMIC(ring, KeysRing<kBlocks>);
-  constexpr int kGroups = kKeysGroups<kBlocks>;
+  XGEMM_SHARED_DYNAMIC(ring, KeysRing<kWidth>);
+  constexpr int kGroups = kKeysGroups<kWidth>;
   const Attention& a = job.a;
   const int group = warpgroup();
   if (threadIdx.x == 0) ring.barriers.init(kGroups);
@@ -79,17 +79,17 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
   if (group == kGroups) {  // producer
     registers_for_fetching<kGroups>();
     if (threadIdx.x % kGroup > 0 || begin >= job.query_tiles) return;
-    mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kBlocks>::kBytes);
+    mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kWidth>::kBytes);
     for (int g = 0; g < last - first; ++g) {
       fetch_tile(ring.k[g], job.k, head, first + g, &ring.barriers.first);
       fetch_tile(ring.v[g], job.v, head, first + g, &ring.barriers.first);
     }
     for (int t = begin; t < job.query_tiles; ++t) {
-      Mbarrier* full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
+      Mbarrier* full = ring.barriers.begin(at, TileSlot<kWidth>::kBytes);
       fetch_tile(ring.slots[at.slot], job.q, head, t, full);
       at.advance();
-      full = ring.barriers.begin(
-          at, TileSlot<kBlocks>::kBytes + static_cast<int>(sizeof ring.stats[0]));
+      full = ring.barriers.begin(at,
+                                 TileSlot<kWidth>::kBytes + static_cast<int>(sizeof ring.stats[0]));
       fetch_tile(ring.slots[at.slot], job.grad, head, t, full);
       tma_load(ring.stats[at.slot / 2], job.stats_map, full, t * kTile, 0, static_cast<int>(head));
       at.advance();
@@ -98,20 +98,20 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
   }
   registers_for_math<kGroups>();
   const int tile = first + group;
-  const int64_t b = head / a.heads, h = head % a.heads, j = static_cast<int64_t>(tile) * kTile;
+  const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
+  const int j = tile * kTile;
   // Queries that see none of these keys come first.
   const int mine = tile < last ? (a.causal ? tile : 0) : job.query_tiles;
-  const View<const float> bias = a.bias.head(b, h);
   const Place place;
-  float dk[kBlocks][kSums], dv[kBlocks][kSums];
+  float dk[blocks_of(kWidth)][kSums], dv[blocks_of(kWidth)][kSums];
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block)
+  for (int block = 0; block < blocks_of(kWidth); ++block)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) dk[block][e] = dv[block][e] = 0.f;
   const auto store = [&] {
     const float of_dk[2] = {fabsf(a.scale), fabsf(a.scale)}, of_dv[2] = {1.f, 1.f};
-    if constexpr (kDk) store_rows<kBlocks>(a.dk.head(b, h), j, a.keys, a.width, dk, of_dk);
-    if constexpr (kDv) store_rows<kBlocks>(a.dv.head(b, h), j, a.keys, a.width, dv, of_dv);
+    if constexpr (kDk) store_rows<kWidth>(a.dk.head(b, h), j, a.keys, a.width, dk, of_dk);
+    if constexpr (kDv) store_rows<kWidth>(a.dv.head(b, h), j, a.keys, a.width, dv, of_dv);
   };
   for (int t = begin; t < mine && t < job.query_tiles; ++t)
     for (int each = 0; each < 2; ++each) ring.barriers.wait(at), ring.barriers.give_back(at);
@@ -126,12 +126,12 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
 #pragma unroll 1
   for (int t = mine; t < job.query_tiles; ++t) {
     const float undo_q = job.undo_q[first_query + t];
-    const TileSlot<kBlocks>& q = ring.slots[at.slot];
+    const TileSlot<kWidth>& q = ring.slots[at.slot];
     Sums s;
     ring.barriers.wait(at);
     multiply(s, ring.k[group], q);
     at.advance();
-    const TileSlot<kBlocks>& grad = ring.slots[at.slot];
+    const TileSlot<kWidth>& grad = ring.slots[at.slot];
     const auto& stats = ring.stats[at.slot / 2];
     [[maybe_unused]] Sums u;
     ring.barriers.wait(at);
@@ -143,12 +143,13 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
     s.settle();
 
     // Rows are keys here, columns queries.
-    const int64_t i = static_cast<int64_t>(t) * kTile;
+    const int i = t * kTile;
     float p[kSums], scale = base2 * undo_q;
 #pragma unroll
     for (int e = 0; e < kSums; ++e) p[e] = s.at(e);
     if constexpr (kBias) {
-      const int64_t row = i + place.column, column = j + place.row;
+      const int row = i + place.column, column = j + place.row;
+      const View<const float> bias = a.bias.head(b, h);
       add_bias(p, scale, bias.ptr(row, column), bias.cs, bias.rs, left_of(a.keys, column),
                left_of(a.queries, row));
       scale = 1.f;
@@ -164,8 +165,7 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
       float lse[2];
       load2(lse, &stats[kLse2][place.column + column_of(e)]);
 #pragma unroll
-      for (int x = 0; x < 4; ++x)
-        p[e + x] = exp2_approximate(fmaf(p[e + x], scale, -lse[x % 2]));
+      for (int x = 0; x < 4; ++x) p[e + x] = exp2_approximate(fmaf(p[e + x], scale, -lse[x % 2]));
     }
     if constexpr (kDk && !kBoth) multiply(u, ring.v[group], grad);
     if constexpr (kDk) wgmma_wait<0>(), u.settle();
@@ -204,21 +204,19 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kBlocks>), 1)
   store();
 }
 
-template <int kBlocks, bool kBias>
-__global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
+template <int kWidth, bool kBias>
+__global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
     attention_queries(const __grid_constant__ BackwardJob job) {
-  XGEMM_SHARED_DYNAMIC(ring, QueriesRing<kBlocks>);
-  constexpr int kGroups = kQueriesGroups<kBlocks>;
+  XGEMM_SHARED_DYNAMIC(ring, QueriesRing<kWidth>);
+  constexpr int kGroups = kQueriesGroups<kWidth>;
   const Attention& a = job.a;
   const int group = warpgroup();
   if (threadIdx.x == 0) ring.barriers.init(kGroups);
   __syncthreads();
   take_turn();
   const int64_t head = blockIdx.x / job.blocks;
-  const int first =
-      (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
-  const int last = first + kGroups < job.query_tiles ? first + kGroups
-                                                             : job.query_tiles;
+  const int first = (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
+  const int last = first + kGroups < job.query_tiles ? first + kGroups : job.query_tiles;
   const int steps = tiles_seen(a, last - 1, job.key_tiles);
   const int first_query = static_cast<int>(head * job.query_tiles + first);
   const int first_key = static_cast<int>(head * job.key_tiles);
@@ -226,13 +224,13 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
   if (group == kGroups) {  // producer
     registers_for_fetching<kGroups>();
     if (threadIdx.x % kGroup > 0) return;
-    mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kBlocks>::kBytes);
+    mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kWidth>::kBytes);
     for (int g = 0; g < last - first; ++g) {
       fetch_tile(ring.q[g], job.q, head, first + g, &ring.barriers.first);
       fetch_tile(ring.grad[g], job.grad, head, first + g, &ring.barriers.first);
     }
     for (int t = 0; t < 2 * steps; ++t, at.advance()) {
-      Mbarrier* const full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
+      Mbarrier* const full = ring.barriers.begin(at, TileSlot<kWidth>::kBytes);
       fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, head, t / 2, full);
     }
     return;
@@ -247,9 +245,9 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
   if (!mine) return skip();
   const View<const float> bias = a.bias.head(b, h);
   const Place place;
-  float dq[kBlocks][kSums], lse[2], delta[2], undo_grad[2];
+  float dq[blocks_of(kWidth)][kSums], lse[2], delta[2], undo_grad[2];
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block)
+  for (int block = 0; block < blocks_of(kWidth); ++block)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) dq[block][e] = 0.f;
 #pragma unroll
@@ -267,12 +265,12 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
   for (int t = 0; t < mine; ++t) {
     const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
     constexpr bool kBoth = kGroups == 1 && !kBias;  // else they have not the registers
-    const TileSlot<kBlocks>& k = ring.slots[at.slot];
+    const TileSlot<kWidth>& k = ring.slots[at.slot];
     Sums s, u;
     ring.barriers.wait(at);
     multiply(s, ring.q[group], k);
     at.advance();
-    const TileSlot<kBlocks>& v = ring.slots[at.slot];
+    const TileSlot<kWidth>& v = ring.slots[at.slot];
     ring.barriers.wait(at);
     if constexpr (kBoth) multiply(u, ring.grad[group], v);
     at.advance();
@@ -281,8 +279,7 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
     float p[kSums], undo[2], scale = base2 * undo_k;
     make_logits<kBias>(p, s, scale, bias, a, i, static_cast<int64_t>(t) * kTile);
 #pragma unroll
-    for (int e = 0; e < kSums; ++e)
-      p[e] = exp2_approximate(fmaf(p[e], scale, -lse[half_of(e)]));
+    for (int e = 0; e < kSums; ++e) p[e] = exp2_approximate(fmaf(p[e], scale, -lse[half_of(e)]));
     if constexpr (!kBoth) multiply(u, ring.grad[group], v);
     wgmma_wait<0>();
     u.settle();
@@ -300,7 +297,7 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kBlocks>), 1)
   at = before;
   skip();
   const float of_dq[2] = {a.scale, a.scale};
-  store_rows<kBlocks>(a.dq.head(b, h), i, a.queries, a.width, dq, of_dq);
+  store_rows<kWidth>(a.dq.head(b, h), i, a.queries, a.width, dq, of_dq);
 }
 
 }  // namespace XGEMM_FLAVOUR

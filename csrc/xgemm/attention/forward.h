@@ -1,8 +1,8 @@
 // The forward pass: a block has kGroups x 64 queries of a head, and goes over its keys, 64 at a
 // time. One warp fetches, each warpgroup multiplies and keeps softmax's running maximum and sum.
 //
-// Logits are in base 2, S = (Q K^T) scale log2(e) + bias log2(e). P is 2^(S - max + 15), so that its
-// two limbs have all that counts: 22 bits down to 2^-29, then an error of 2^-51.
+// Logits are in base 2, S = (Q K^T) scale log2(e) + bias log2(e). P is 2^(S - max + 15), so that
+// its two limbs have all that counts: 22 bits down to 2^-29, then an error of 2^-51.
 #pragma once
 
 #include "xgemm/attention/products.h"
@@ -19,16 +19,16 @@ struct ForwardJob {
   int blocks;  // of a head
 };
 
-// Three warpgroups of 160 registers hide more of each other's softmax than two of 240 that begin the
-// next tile's logits before this one's: 171 and 160 TFLOP/s at 8192 keys (H100, 2026-11-27).
-template <int kBlocks>
-constexpr int kForwardGroups = kBlocks == 1 ? 3 : 2;
+// Three warpgroups of 160 registers hide more of each other's softmax than two of 240 that begin
+// the next tile's logits before this one's: 171 and 160 TFLOP/s at 8192 keys (H100, 2026-11-27).
+template <int kWidth>
+constexpr int kForwardGroups = kWidth <= kTile ? 3 : 2;
 constexpr int kForwardBuffers = 4;
 
-template <int kBlocks>
+template <int kWidth>
 struct ForwardRing {
-  TileSlot<kBlocks> q[kForwardGroups<kBlocks>];
-  TileSlot<kBlocks> slots[kForwardBuffers];  // K's and V's tiles in turn
+  TileSlot<kWidth> q[kForwardGroups<kWidth>];
+  TileSlot<kWidth> slots[kForwardBuffers];  // K's and V's tiles in turn
   RingBarriers<kForwardBuffers> barriers;
 };
 
@@ -66,22 +66,20 @@ __device__ __forceinline__ void make_logits(float (&logits)[kSums], const Sums& 
   }
 }
 
-template <int kBlocks, bool kBias>
-__global__ void __launch_bounds__(threads_for(kForwardGroups<kBlocks>), 1)
+template <int kWidth, bool kBias>
+__global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
     attention_forward(const __grid_constant__ ForwardJob job) {
-  XGEMM_SHARED_DYNAMIC(ring, ForwardRing<kBlocks>);
+  XGEMM_SHARED_DYNAMIC(ring, ForwardRing<kWidth>);
   const Attention& a = job.a;
-  constexpr int kGroups = kForwardGroups<kBlocks>;
+  constexpr int kGroups = kForwardGroups<kWidth>;
   const int group = warpgroup();
   if (threadIdx.x == 0) ring.barriers.init(kGroups);
   __syncthreads();
   take_turn();
   // The longest blocks of a head first, where they differ.
   const int64_t head = blockIdx.x / job.blocks;
-  const int first =
-      (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
-  const int last = first + kGroups < job.query_tiles ? first + kGroups
-                                                            : job.query_tiles;
+  const int first = (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
+  const int last = first + kGroups < job.query_tiles ? first + kGroups : job.query_tiles;
   const int steps = tiles_seen(a, last - 1, job.key_tiles);
   const int first_query = static_cast<int>(head * job.query_tiles + first);
   const int first_key = static_cast<int>(head * job.key_tiles);
@@ -89,11 +87,11 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kBlocks>), 1)
   if (group == kGroups) {  // producer
     registers_for_fetching<kGroups>();
     if (threadIdx.x % kGroup > 0) return;
-    mbarrier_expect(&ring.barriers.first, (last - first) * TileSlot<kBlocks>::kBytes);
+    mbarrier_expect(&ring.barriers.first, (last - first) * TileSlot<kWidth>::kBytes);
     for (int g = 0; g < last - first; ++g)
       fetch_tile(ring.q[g], job.q, head, first + g, &ring.barriers.first);
     for (int t = 0; t < 2 * steps; ++t, at.advance()) {
-      Mbarrier* const full = ring.barriers.begin(at, TileSlot<kBlocks>::kBytes);
+      Mbarrier* const full = ring.barriers.begin(at, TileSlot<kWidth>::kBytes);
       fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, head, t / 2, full);
     }
     return;
@@ -109,9 +107,9 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kBlocks>), 1)
   if (!mine) return skip();
   const View<const float> bias = a.bias.head(b, h);
   const float base2 = job.base2 * job.undo_q[first_query + group];
-  float out[kBlocks][kSums], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+  float out[blocks_of(kWidth)][kSums], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block)
+  for (int block = 0; block < blocks_of(kWidth); ++block)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) out[block][e] = 0.f;
   mbarrier_wait(&ring.barriers.first, 0);
@@ -154,9 +152,9 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kBlocks>), 1)
     Fragments f;
     f.split(p);
     ring.barriers.wait(at);
-    const auto add = [&](int block, const Sums& part) {
+    const auto add = [&](int block, const auto& part) {
 #pragma unroll
-      for (int e = 0; e < kSums; ++e)
+      for (int e = 0; e < part.kCount; ++e)
         out[block][e] = fmaf(out[block][e], before[half_of(e)], part.at(e) * undo_v);
     };
     multiply_blocks(f, ring.slots[at.slot], add, [] {});
@@ -173,11 +171,10 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kBlocks>), 1)
     scales[x] = all == 0.f ? 0.f : 1.f / all;
     const int64_t row = i + place.row + 8 * x;
     if (place.column == 0 && row < a.lse_stride)
-      a.lse[head * a.lse_stride + row] = all == 0.f || row >= a.queries
-                                             ? INFINITY
-                                             : (most[x] - 15.f + log2f(all)) * kLn2;
+      a.lse[head * a.lse_stride + row] =
+          all == 0.f || row >= a.queries ? INFINITY : (most[x] - 15.f + log2f(all)) * kLn2;
   }
-  store_rows<kBlocks>(a.out.head(b, h), i, a.queries, a.width, out, scales);
+  store_rows<kWidth>(a.out.head(b, h), i, a.queries, a.width, out, scales);
 }
 
 }  // namespace XGEMM_FLAVOUR

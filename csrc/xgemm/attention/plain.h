@@ -183,8 +183,7 @@ __device__ __forceinline__ void plain_forward(PlainRoom& room, const PlainJob& j
 #pragma unroll
   for (int r = 0; r < kEachRows; ++r) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
+    for (int step = 16; step > 0; step /= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
     scale[r] = sum[r] == 0.f ? 0.f : 1.f / sum[r];
     if (lane == 0 && first + r < a.queries)
       a.lse[head * a.lse_stride + first + r] =
@@ -197,9 +196,8 @@ __global__ void __launch_bounds__(kPlainThreads)
     attention_plain_forward(const __grid_constant__ PlainJob job) {
   XGEMM_SHARED_DYNAMIC(room, PlainRoom);
   take_turn();
-  for_wide_heads(room, job, ceil_div(job.a.queries, kPlainRows), [&](int64_t head, int64_t n) {
-    plain_forward(room, job, head, n * kPlainRows);
-  });
+  for_wide_heads(room, job, ceil_div(job.a.queries, kPlainRows),
+                 [&](int64_t head, int64_t n) { plain_forward(room, job, head, n * kPlainRows); });
 }
 
 // dQ of 32 queries from `block` on, or dK and dV of 32 keys.

@@ -7,6 +7,8 @@
 // rows (P V), which wgmma then reads MN-major: no operand is transposed.
 #pragma once
 
+#include <type_traits>
+
 #include "xgemm/attention/tiles.h"
 #include "xgemm/device/pipeline.h"
 #include "xgemm/device/ptx/mbarrier.h"
@@ -26,8 +28,8 @@ constexpr int kFetchRegisters = 24;
 template <int kGroups>
 __device__ __forceinline__ void registers_for_math() {
   constexpr int kEach = math_registers(kGroups);
-  static_assert(kGroups == 1 || registers_suffice(1, kGroups * kGroup, kEach, kGroup,
-                                                  kFetchRegisters));
+  static_assert(kGroups == 1 ||
+                registers_suffice(1, kGroups * kGroup, kEach, kGroup, kFetchRegisters));
   if constexpr (kGroups > 1) registers_up<kEach>();
 }
 template <int kGroups>
@@ -35,25 +37,31 @@ __device__ __forceinline__ void registers_for_fetching() {
   if constexpr (kGroups > 1) registers_down<kFetchRegisters>();
 }
 
-// A tile in shared memory: [block of columns][limb][row][64], swizzled.
-template <int kBlocks>
+// A tile in shared memory: [block of columns][limb][row][64], swizzled. kWidth columns are
+// multiplied, of which the last block may have 32 alone.
+template <int kWidth>
 struct TileSlot {
+  static_assert(kWidth % 32 == 0);
+  static constexpr int kBlocks = blocks_of(kWidth), kBytes = kBlocks * 2 * kTileBytes;
+  static constexpr int columns(int block) {
+    return kWidth - block * kTile < kTile ? kWidth - block * kTile : kTile;
+  }
   char limbs[kBlocks][2][kTileBytes];
-  static constexpr int kBytes = kBlocks * 2 * kTileBytes;
 };
 
 // gmem -> a slot, signalled at `bar`, which expects it. Rows that a head has not are zeros.
-template <int kBlocks>
-__device__ __forceinline__ void fetch_tile(TileSlot<kBlocks>& to, const TensorMap& map,
-                                           int64_t head, int tile, Mbarrier* bar) {
-  const int first = static_cast<int>(head) * (2 * kBlocks);
+template <int kWidth>
+__device__ __forceinline__ void fetch_tile(TileSlot<kWidth>& to, const TensorMap& map, int64_t head,
+                                           int tile, Mbarrier* bar) {
+  constexpr int kPlanes = 2 * blocks_of(kWidth);
+  const int first = static_cast<int>(head) * kPlanes;
 #pragma unroll
-  for (int plane = 0; plane < 2 * kBlocks; ++plane)
+  for (int plane = 0; plane < kPlanes; ++plane)
     tma_load(to.limbs[plane / 2][plane % 2], map, bar, 0, tile * kTile, first + plane);
 }
 
-// The calling thread's warpgroup, from its warp's first lane, so that the compiler knows it to be the
-// same for the warp: descriptors then are computed once a warp, in uniform registers.
+// The calling thread's warpgroup, from its warp's first lane, so that the compiler knows it to be
+// the same for the warp: descriptors then are computed once a warp, in uniform registers.
 __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroup, 0);
 }
@@ -71,28 +79,29 @@ constexpr int kSums = 32;
 __device__ __forceinline__ constexpr int half_of(int e) { return e / 2 % 2; }  // rows 0 and 8
 __device__ __forceinline__ constexpr int column_of(int e) { return e / 4 * 8 + e % 2; }
 
-struct Sums {
-  float hi[kSums], corr[kSums];
-  __device__ __forceinline__ float at(int e) const {
-    return fmaf(corr[e], 1.f / kLoScale, hi[e]);
-  }
+template <int kEach>
+struct SumsOf {
+  static constexpr int kCount = kEach;
+  float hi[kEach], corr[kEach];
+  __device__ __forceinline__ float at(int e) const { return fmaf(corr[e], 1.f / kLoScale, hi[e]); }
   __device__ __forceinline__ void settle() { wgmma_settled(hi), wgmma_settled(corr); }
 };
+using Sums = SumsOf<kSums>;
 
 // = A B^T, in one group of wgmmas.
-template <int kBlocks>
-__device__ __forceinline__ void multiply(Sums& sums, const TileSlot<kBlocks>& a,
-                                         const TileSlot<kBlocks>& b) {
+template <int kWidth>
+__device__ __forceinline__ void multiply(Sums& sums, const TileSlot<kWidth>& a,
+                                         const TileSlot<kWidth>& b) {
   constexpr uint64_t kLimb = kTileBytes >> 4;
   const uint64_t at_a = wgmma_descriptor<128>(&a), at_b = wgmma_descriptor<128>(&b);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kBlocks * kTile / 16; ++k) {
+  for (int k = 0; k < kWidth / 16; ++k) {
     const uint64_t step = static_cast<uint64_t>(k / 4) * 2 * kLimb + k % 4 * kDescriptorK16;
     wgmma<Half::fp16>(sums.hi, at_a + step, at_b + step, k > 0);
   }
 #pragma unroll
-  for (int k = 0; k < kBlocks * kTile / 16; ++k) {
+  for (int k = 0; k < kWidth / 16; ++k) {
     const uint64_t step = static_cast<uint64_t>(k / 4) * 2 * kLimb + k % 4 * kDescriptorK16;
     wgmma<Half::fp16>(sums.corr, at_a + step + kLimb, at_b + step, k > 0);
     wgmma<Half::fp16>(sums.corr, at_a + step, at_b + step + kLimb, true);
@@ -136,8 +145,9 @@ __device__ __forceinline__ void split_rows(Fragments& to, float (&x)[kSums], flo
   to.split(x);
 }
 
-// = A B, of 64 columns of B, in one group of wgmmas.
-__device__ __forceinline__ void multiply(Sums& sums, const Fragments& a,
+// = A B, of one block of B's columns, in one group of wgmmas.
+template <int kCount>
+__device__ __forceinline__ void multiply(SumsOf<kCount>& sums, const Fragments& a,
                                          const char (&b)[2][kTileBytes]) {
   const uint64_t hi = wgmma_descriptor<128>(b[0]), lo = wgmma_descriptor<128>(b[1]);
   wgmma_fence();
@@ -154,18 +164,20 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& a,
 
 // `add(block, part)` of each block of A B's columns. meanwhile() is called when the first one's
 // products have begun.
-template <int kBlocks, class Add, class Meanwhile>
-__device__ __forceinline__ void multiply_blocks(const Fragments& a, const TileSlot<kBlocks>& b,
+template <int kWidth, class Add, class Meanwhile>
+__device__ __forceinline__ void multiply_blocks(const Fragments& a, const TileSlot<kWidth>& b,
                                                 const Add& add, const Meanwhile& meanwhile) {
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    Sums part;
-    multiply(part, a, b.limbs[block]);
-    if (block == 0) meanwhile();
+  using Slot = TileSlot<kWidth>;
+  const auto block = [&](auto number) {
+    SumsOf<Slot::columns(number()) / 2> part;
+    multiply(part, a, b.limbs[number()]);
+    if constexpr (number() == 0) meanwhile();
     wgmma_wait<0>();
     part.settle();
-    add(block, part);
-  }
+    add(number(), part);
+  };
+  block(std::integral_constant<int, 0>());
+  if constexpr (Slot::kBlocks > 1) block(std::integral_constant<int, 1>());
 }
 
 // Of `all`, from `first` on, at most a tile's.
@@ -185,22 +197,24 @@ __device__ __forceinline__ void add_bias(float (&logits)[kSums], float scale, co
       const float its = inside ? at[half_of(x) * 8 * down + x % 2 * right] : 0.f;
       logits[e + x] = fmaf(logits[e + x], scale, its * kLog2E);
     }
-    keep_order();  // all loads at once would need registers for all
+    if (e % 8 == 4) keep_order();  // all loads at once would need registers for all
   }
 }
 
 // Rows of a result, `scale` times the sums, two at a time where they lie so.
-template <int kBlocks>
+template <int kWidth>
 __device__ __forceinline__ void store_rows(const View<float>& to, int64_t row, int64_t rows,
-                                           int64_t width, const float (&sums)[kBlocks][kSums],
+                                           int64_t width,
+                                           const float (&sums)[blocks_of(kWidth)][kSums],
                                            const float (&scale)[2]) {
   const Place place;
   const bool pairs = to.cs == 1 && width % 2 == 0 && to.rs % 2 == 0 &&
                      reinterpret_cast<uintptr_t>(to.data) % 8 == 0;
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block)
+  for (int block = 0; block < blocks_of(kWidth); ++block)
 #pragma unroll
     for (int e = 0; e < kSums; e += 2) {
+      if (e >= TileSlot<kWidth>::columns(block) / 2) continue;
       const int h = half_of(e);
       const int64_t i = row + place.row + 8 * h;
       const int j = block * kTile + place.column + column_of(e);

@@ -6,8 +6,8 @@
 // tile one of whose rows or columns has but elements below 2^-22 of the largest, and not zeros, is
 // too wide: its `undo` is negative, and its head is made anew (plain.h). So is one of dO where a
 // query's logits are large, for P must not come to more than 1.
-// Limbs lie plain, [head][block of 64 columns][limb][row][64]: TMA swizzles, and fills a head's last
-// tile up with zeros.
+// Limbs lie plain, [head][block of 64 columns][limb][row][64]: TMA swizzles, and fills a head's
+// last tile up with zeros.
 #pragma once
 
 #include "xgemm/core/attention.h"
@@ -24,6 +24,8 @@ constexpr int kTile = 64;  // rows, and columns of a block
 constexpr int kTileBytes = kTile * kTile * 2;  // of one limb of a block
 constexpr float kLoScale = 2048.f;
 
+// Of so many columns.
+constexpr int blocks_of(int width) { return (width + kTile - 1) / kTile; }
 // Of a head's rows.
 XGEMM_HD int64_t tiles_of(int64_t rows) { return ceil_div(rows, kTile); }
 
@@ -52,9 +54,9 @@ inline TensorMap map_of(const Tiles& t) {
                           .swizzle = 128});
 }
 
-// What the backward pass needs of each query beside limbs, [head][stat][row]. kUndo is what products
-// with its row of dO are multiplied by. Of rows that are not there TMA makes zeros, which give
-// dS = 0 and take P out of dV.
+// What the backward pass needs of each query beside limbs, [head][stat][row]. kUndo is what
+// products with its row of dO are multiplied by. Of rows that are not there TMA makes zeros, which
+// give dS = 0 and take P out of dV.
 enum Stat { kLse2, kDelta, kUndo, kStats };
 struct Stats {
   float* data = nullptr;
@@ -66,12 +68,12 @@ struct Stats {
 };
 inline TensorMap map_of(const Stats& s) {
   const auto stride = static_cast<uint64_t>(s.stride()) * sizeof(float);
-  return make_tensor_map({.data = s.data,
-                          .size = {static_cast<uint64_t>(s.rows), kStats,
-                                   static_cast<uint64_t>(s.heads)},
-                          .stride = {stride, stride * kStats},
-                          .box = {kTile, kStats, 1},
-                          .element = 4});
+  return make_tensor_map(
+      {.data = s.data,
+       .size = {static_cast<uint64_t>(s.rows), kStats, static_cast<uint64_t>(s.heads)},
+       .stride = {stride, stride * kStats},
+       .box = {kTile, kStats, 1},
+       .element = 4});
 }
 
 // In base 2: an exact product and a rounded one differ by up to 2^-8 yet.
@@ -110,6 +112,7 @@ struct TilesJob {
   Heads<const float> x;
   Tiles tiles;
   int64_t heads = 1, rows = 0, width = 0;  // heads of a sequence
+  int columns = 0;  // that are multiplied: behind `width` they are zeros
   bool vectors = false;  // four columns are 16 bytes, aligned
   float factor = 1.f;  // of all elements
   // Of dO: rows have a scale each, in `stats`, which also gets these rows' other numbers.
@@ -237,12 +240,11 @@ __global__ void __launch_bounds__(kTilesThreads)
 #pragma unroll
   for (int p = 0; p < kPasses; ++p) {
     const int64_t row = first + line + p * kRows;
-    if (row >= job.rows) continue;
+    if (row >= job.rows || column >= job.columns) continue;
     const float scale = power_of_2(job.by_row ? exponent_for(largest[p]) : of_all);
     uint32_t hi[2], lo[2];
 #pragma unroll
-    for (int c = 0; c < 2; ++c)
-      split2(x[p][2 * c] * scale, x[p][2 * c + 1] * scale, hi[c], lo[c]);
+    for (int c = 0; c < 2; ++c) split2(x[p][2 * c] * scale, x[p][2 * c + 1] * scale, hi[c], lo[c]);
     const int64_t at = plane * job.rows + row;
     store2(to + at * (kTile / 2), bits_to_float(hi[0]), bits_to_float(hi[1]));
     store2(to + (at + job.rows) * (kTile / 2), bits_to_float(lo[0]), bits_to_float(lo[1]));
@@ -261,6 +263,7 @@ inline TilesJob job_of(const Attention& a, const Heads<const float>& x, const Ti
           .heads = a.heads,
           .rows = rows,
           .width = a.width,
+          .columns = static_cast<int>(ceil_div(a.width, 32) * 32),
           .vectors = in_vectors(x, a.width)};
 }
 
@@ -270,7 +273,8 @@ void launch_tiles_of(const TilesJobs& jobs, const Context& context) {
   for (int i = 0; i < jobs.count; ++i) blocks += jobs.job[i].grid();
   if (blocks > kMaxGridX) throw std::invalid_argument("xgemm: too many rows of attention");
   launch(decompose_tiles<kBlocks>,
-         {.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kTilesThreads),
+         {.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(kTilesThreads),
           .dependent = may_take_turn(context.device, blocks)},
          context, jobs);
 }

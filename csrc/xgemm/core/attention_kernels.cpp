@@ -1,6 +1,6 @@
-#include "xgemm/core/attention.h"
-
 #include <optional>
+
+#include "xgemm/core/attention.h"
 
 namespace xgemm {
 namespace {

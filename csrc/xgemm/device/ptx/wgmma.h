@@ -177,20 +177,22 @@ __device__ __forceinline__ void wgmma(float (&d)[kCount], const uint32_t (&a)[4]
 #endif
 }
 
-// The same with 64 columns of B that lie MN-major: a row of 128 bytes is one k of all columns.
-// 16 further along k is `+ kDescriptorRows16`.
+// The same with 32 or 64 columns of B that lie MN-major: a row of 128 bytes is one k of all
+// columns. 16 further along k is `+ kDescriptorRows16`.
 constexpr uint64_t kDescriptorRows16 = 16 * 128 >> 4;
-template <Half kType>
-__device__ __forceinline__ void wgmma_mn_major(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                               bool accumulate,
+template <Half kType, int kCount>
+__device__ __forceinline__ void wgmma_mn_major(float (&d)[kCount], const uint32_t (&a)[4],
+                                               uint64_t b, bool accumulate,
                                                [[maybe_unused]] simt::Site site = simt::here()) {
+  static_assert(kCount == 16 || kCount == 32);
 #ifdef __CUDACC__
-  constexpr int kCount = 32;
   const int flag = accumulate;
+  XGEMM_WGMMA(32, "{%16, %17, %18, %19}, %20, p, 1, 1, 1", "%21", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+              "r"(a[3]), "l"(b), "r"(flag));
   XGEMM_WGMMA(64, "{%32, %33, %34, %35}, %36, p, 1, 1, 1", "%37", "r"(a[0]), "r"(a[1]), "r"(a[2]),
               "r"(a[3]), "l"(b), "r"(flag));
 #else
-  simt::wgmma(kType, d, 32, 0, a, b, true, accumulate, site);
+  simt::wgmma(kType, d, kCount, 0, a, b, true, accumulate, site);
 #endif
 }
 #undef XGEMM_WGMMA
