@@ -54,7 +54,7 @@ PATCHED = "patched"
 WARM_UP, ROUNDS, LOSSES = 3, 7, 20
 # A kernel belongs to the first family of which its name has a word.
 FAMILIES = {
-    "attention": ("flash", "fmha", "attention", "mha"),
+    "attention": ("flash", "fmha", "attention", "mha", "decompose_tiles"),
     "decompositions": ("decompose_kernel", "decompose_groups", "plan_groups"),
     "recomputed": ("recompute<",),
     "products of limbs": ("wgmma_kernel", "wgmma_narrow", "fused_emulated", "mma_fp16x3",

@@ -21,8 +21,6 @@ import page  # noqa: E402
 import report  # noqa: E402
 
 PATHS = sorted(report.RESULTS.rglob("*.json*"))
-# Forms that are tested with made-up records alone; none of the tree has them.
-NO_RECORD_YET = {"attention"}
 # Elements that HTML lets end without a tag, and those that have no content.
 OPEN = {"tr", "td", "th", "li", "p"}
 VOID = {"meta", "link", "input", "br"}
@@ -121,7 +119,7 @@ def test_the_same_records_give_the_same_bytes(found, text):
 def test_every_record_and_every_form_appears(found, parsed):
     assert [row["record"] for row in parsed.rows("t-records")] == [r.name for r in found]
     here = {record.form for record in found}
-    assert here | NO_RECORD_YET == set(report.FORMS)
+    assert here == set(report.FORMS)
     sections = set(parsed.texts("section", "id"))
     assert sections == {"records", "history"} | {
         name for name, _, _, forms in report.SECTIONS if here & set(forms)
