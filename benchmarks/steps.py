@@ -65,9 +65,9 @@ FAMILIES = {
 REST = "rest"
 
 
-def ways_of(workload: Workload, *, compiled: bool = False) -> tuple[str, ...]:
-    """Name a model's ways; a patch is of eager mode."""
-    return (*WAYS, PATCHED) if workload.patched and not compiled else WAYS
+def ways_of(workload: Workload) -> tuple[str, ...]:
+    """Name a model's ways."""
+    return (*WAYS, PATCHED) if workload.patched else WAYS
 
 
 class Job:
@@ -216,7 +216,7 @@ def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict
         torch._dynamo.reset()
     gc.collect()  # the model before this one
     torch.cuda.empty_cache()
-    ways = ways_of(workload, compiled=compiled)
+    ways = ways_of(workload)
     jobs = {way: Job(workload, way, "cuda", compiled=compiled) for way in ways}
     losses = {way: [float(job.step()) for _ in range(LOSSES)] for way, job in jobs.items()}
     peaks = {}

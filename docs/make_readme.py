@@ -488,35 +488,33 @@ def training() -> list[str]:
     return table(head, rows)
 
 
-def step_table(kind: str = "steps", *, patched: bool = True) -> list[str]:
+def step_table(kind: str = "steps") -> list[str]:
     """Training steps of several models, and where a converted one's time goes.
 
-    ``patched``: with what they take inside a patch, "-" where that was not measured.
+    "-" is for what was not measured, as of a model without attention inside a patch.
     """
     rows = []
     for name, m in newest(kind)[1]["models"].items():
         ms, kinds, off = m["ms"], m["families_ms"], m["largest_difference"]
         inside = m.get("patched_families_ms", {})
 
-        def cell(of: dict[str, float], name: str, form: str) -> list[str]:
-            return [format(of[name], form) if name in of else "-"] if patched else []
+        def cell(of: dict[str, float], name: str, form: str) -> str:
+            return format(of[name], form) if name in of else "-"
 
         def gained(way: str, ms: dict[str, float] = ms) -> str:
             return f"{ms[way]:.1f} ({ms['stock'] / ms[way]:.2f}x)" if way in ms else "-"
 
         rows.append((
             f"{name}: {m['what']}", *(f"{ms[way]:.1f}" for way in ("stock", "tf32")),
-            gained("converted"), *([gained("patched")] if patched else []),
+            gained("converted"), gained("patched"),
             f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
             f"{kinds['products of limbs']:.1f}", f"{kinds['decompositions']:.1f}",
-            ", ".join([f"{kinds['attention']:.1f}", *cell(inside, "attention", ".1f")]),
+            f"{kinds['attention']:.1f}, {cell(inside, 'attention', '.1f')}",
             f"{m['peak_mib']['converted'] / m['peak_mib']['stock']:.2f}",
-            ", ".join([f"{off['converted']:.0e}", *cell(off, "patched", ".0e"),
-                       f"{off['tf32']:.0e}"]),
+            f"{off['converted']:.0e}, {cell(off, 'patched', '.0e')}, {off['tf32']:.0e}",
         ))  # fmt: skip
-    head = ("model", "stock", "TF32", "converted", *(["and patch"] if patched else []), "need",
-            "limbs", "decomposed", "attention" + ", patch's" * patched, "memory",
-            "losses off" + ", patch's" * patched + ", TF32's")  # fmt: skip
+    head = ("model", "stock", "TF32", "converted", "and patch", "need", "limbs", "decomposed",
+            "attention, patch's", "memory", "losses off, patch's, TF32's")  # fmt: skip
     return table(head, rows)
 
 
@@ -671,7 +669,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "gains": gains, "gpus": gpus, "chart": chart, "speeds": speeds, "ladder": ladder,
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
-    "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled", patched=False),
+    "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
     "steps-moe": library_step_table, "grouped": grouped_table, "attention": attention_table,
     "errors": error_table, "data": data_table, "reach": reach_table,
     "reach-in-words": reach_in_words, "peers": peer_table, "examples": example_table,

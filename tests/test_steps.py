@@ -59,8 +59,6 @@ def test_models_with_attention_have_a_way_inside_a_patch():
         "gpt2", "vit", "bert", "llama",
     ]  # fmt: skip
     assert {some for some in ways.values()} == {steps.WAYS, fourth}
-    for workload in steps.MODELS.values():
-        assert steps.ways_of(workload, compiled=True) == steps.WAYS
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LIBRARYS])
@@ -321,9 +319,7 @@ def test_the_page_of_measurements_has_a_column_for_it(monkeypatch):
     assert mlp[3:5] == ["15.0 (2.00x)", "-"] and gpt2[3:5] == ["15.0 (2.00x)", "10.0 (3.00x)"]
     assert (mlp[8], gpt2[8]) == ("1.0, -", "1.0, 0.4")
     assert (mlp[-1], gpt2[-1]) == ("1e-06, -, 1e-03", "1e-06, 2e-06, 1e-03")
-    lines = make_readme.BLOCKS["steps-compiled"]()
-    assert not any("patch" in line or " -," in line for line in lines)
-    assert {line.count(" | ") for line in lines} == {len(head) - 2}
+    assert make_readme.BLOCKS["steps-compiled"]() == make_readme.BLOCKS["steps"]()
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -1,5 +1,5 @@
 // Heads that tiles of one scale cannot hold (tiles.h), by FP32 operations: what the other kernels
-// have made of such a head is written over. As many blocks as there are multiprocessors share them;
+// have made of such a head is written over. Two blocks a multiprocessor share them;
 // where there is none, a block looks at all scales and ends.
 //
 // A block has 32 rows, queries or keys, a warp four of them; what they meet comes 64 at a time, two
@@ -13,7 +13,7 @@ inline namespace XGEMM_FLAVOUR {
 
 constexpr int kPlainRows = 32, kPlainThreads = 256, kEachRows = 4;
 constexpr int kEachColumns = static_cast<int>(kMostWidth) / 32;
-constexpr int kPitch = static_cast<int>(kMostWidth) + 1;  // lanes read a column without conflicts
+constexpr int kPitch = static_cast<int>(kMostWidth) + 4;  // eight lanes' rows lie in all 32 banks
 
 struct PlainJob {
   Attention a;
@@ -22,35 +22,41 @@ struct PlainJob {
 };
 
 struct PlainRoom {
-  float rows[2][kPlainRows][kPitch];
+  alignas(16) float rows[2][kPlainRows][kPitch];
   float tile[2][kTile][kPitch];
   float weights[2][kPlainRows][kTile];
   uint32_t wide[kPlainThreads / 32];  // by warp
 };
 
-// Rows from `first` on of `all`, zeros behind them.
+// Rows from `first` on of `all`, zeros behind them and behind their last column, to a multiple of
+// four. A row to a warp.
 template <int kCount>
 __device__ __forceinline__ void load_plain(float (&to)[kCount][kPitch], const View<const float>& x,
-                                           int64_t first, int64_t all, int64_t width) {
-  for (int n = threadIdx.x; n < kCount * width; n += kPlainThreads) {
-    const int64_t i = n / width, j = n % width;
-    to[i][j] = first + i < all ? x(first + i, j) : 0.f;
-  }
+                                           int64_t first, int64_t all, int width) {
+  const int lane = threadIdx.x % 32;
+  for (int i = static_cast<int>(threadIdx.x) / 32; i < kCount; i += kPlainThreads / 32)
+    for (int j = lane; j < (width + 3) / 4 * 4; j += 32)
+      to[i][j] = first + i < all && j < width ? x(first + i, j) : 0.f;
 }
 
 // Of each of a warp's rows the products with two columns.
 __device__ __forceinline__ void dot_plain(float (&dots)[kEachRows][2],
                                           const float (&rows)[kPlainRows][kPitch],
-                                          const float (&tile)[kTile][kPitch], int64_t width) {
+                                          const float (&tile)[kTile][kPitch], int width) {
   const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) / 32 * kEachRows;
 #pragma unroll
   for (int r = 0; r < kEachRows; ++r) dots[r][0] = dots[r][1] = 0.f;
-  for (int d = 0; d < width; ++d) {
-    const float x = tile[lane][d], y = tile[lane + 32][d];
+#pragma unroll 1
+  for (int d = 0; d < width; d += 4) {
+    float x[4], y[4];
+    load4(x, &tile[lane][d]), load4(y, &tile[lane + 32][d]);
 #pragma unroll
     for (int r = 0; r < kEachRows; ++r) {
-      const float q = rows[first + r][d];
-      dots[r][0] = fmaf(q, x, dots[r][0]), dots[r][1] = fmaf(q, y, dots[r][1]);
+      float q[4];
+      load4(q, &rows[first + r][d]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        dots[r][0] = fmaf(q[i], x[i], dots[r][0]), dots[r][1] = fmaf(q[i], y[i], dots[r][1]);
     }
   }
 }
@@ -58,16 +64,24 @@ __device__ __forceinline__ void dot_plain(float (&dots)[kEachRows][2],
 // sums += weights x tile.
 __device__ __forceinline__ void add_plain(float (&sums)[kEachRows][kEachColumns],
                                           const float (&weights)[kPlainRows][kTile],
-                                          const float (&tile)[kTile][kPitch], int64_t width) {
+                                          const float (&tile)[kTile][kPitch], int width) {
   const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) / 32 * kEachRows;
-  for (int j = 0; j < kTile; ++j)
+#pragma unroll 1
+  for (int j = 0; j < kTile; j += 4) {
+    float w[kEachRows][4];
+#pragma unroll
+    for (int r = 0; r < kEachRows; ++r) load4(w[r], &weights[first + r][j]);
 #pragma unroll
     for (int c = 0; c < kEachColumns; ++c) {
       if (lane + 32 * c >= width) continue;
-      const float x = tile[j][lane + 32 * c];
 #pragma unroll
-      for (int r = 0; r < kEachRows; ++r) sums[r][c] = fmaf(weights[first + r][j], x, sums[r][c]);
+      for (int i = 0; i < 4; ++i) {
+        const float x = tile[j + i][lane + 32 * c];
+#pragma unroll
+        for (int r = 0; r < kEachRows; ++r) sums[r][c] = fmaf(w[r][i], x, sums[r][c]);
+      }
     }
+  }
 }
 
 __device__ __forceinline__ void store_plain(const View<float>& to, int64_t first, int64_t rows,
@@ -108,12 +122,8 @@ template <class Make>
 __device__ __forceinline__ void for_wide_heads(PlainRoom& room, const PlainJob& job, int64_t blocks,
                                                const Make& make) {
   if (!any_wide(room, job, 0, job.a.all_heads())) return;
-  for (int64_t head = 0; head < job.a.all_heads(); ++head)
-    if (any_wide(room, job, head, 1))
-      for (int64_t n = blockIdx.x; n < blocks; n += gridDim.x) {
-        __syncthreads();  // the tiles of the last one have been read
-        make(head, n);
-      }
+  for (int64_t n = blockIdx.x; n < job.a.all_heads() * blocks; n += gridDim.x)
+    if (any_wide(room, job, n / blocks, 1)) make(n / blocks, n % blocks);
 }
 
 // A logit in base 2 of a query and a key, of their product.
@@ -138,21 +148,22 @@ __device__ __forceinline__ void plain_forward(PlainRoom& room, const PlainJob& j
                                               int64_t block) {
   const Attention& a = job.a;
   const int64_t b = head / a.heads, h = head % a.heads;
+  const auto width = static_cast<int>(a.width);
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t first = block + warp * kEachRows;
   const View<const float> bias = a.bias.head(b, h);
-  load_plain(room.rows[0], a.q.head(b, h), block, a.queries, a.width);
+  load_plain(room.rows[0], a.q.head(b, h), block, a.queries, width);
   float out[kEachRows][kEachColumns] = {}, most[kEachRows], sum[kEachRows] = {};
 #pragma unroll
   for (int r = 0; r < kEachRows; ++r) most[r] = -INFINITY;
   const int64_t seen = a.causal && block + kPlainRows < a.keys ? block + kPlainRows : a.keys;
   for (int64_t j = 0; j < seen; j += kTile) {
     __syncthreads();
-    load_plain(room.tile[0], a.k.head(b, h), j, a.keys, a.width);
-    load_plain(room.tile[1], a.v.head(b, h), j, a.keys, a.width);
+    load_plain(room.tile[0], a.k.head(b, h), j, a.keys, width);
+    load_plain(room.tile[1], a.v.head(b, h), j, a.keys, width);
     __syncthreads();
     float s[kEachRows][2];
-    dot_plain(s, room.rows[0], room.tile[0], a.width);
+    dot_plain(s, room.rows[0], room.tile[0], width);
 #pragma unroll
     for (int r = 0; r < kEachRows; ++r) {
 #pragma unroll
@@ -177,7 +188,7 @@ __device__ __forceinline__ void plain_forward(PlainRoom& room, const PlainJob& j
       }
     }
     __syncwarp();
-    add_plain(out, room.weights[0], room.tile[1], a.width);
+    add_plain(out, room.weights[0], room.tile[1], width);
   }
   float scale[kEachRows];
 #pragma unroll
@@ -192,7 +203,7 @@ __device__ __forceinline__ void plain_forward(PlainRoom& room, const PlainJob& j
   store_plain(a.out.head(b, h), first, a.queries, a.width, out, scale);
 }
 
-__global__ void __launch_bounds__(kPlainThreads)
+__global__ void __launch_bounds__(kPlainThreads, 2)
     attention_plain_forward(const __grid_constant__ PlainJob job) {
   XGEMM_SHARED_DYNAMIC(room, PlainRoom);
   take_turn();
@@ -205,22 +216,32 @@ __device__ __forceinline__ void plain_backward(PlainRoom& room, const PlainJob& 
                                                bool of_keys, int64_t block) {
   const Attention& a = job.a;
   const int64_t b = head / a.heads, h = head % a.heads;
+  const auto width = static_cast<int>(a.width);
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t first = block + warp * kEachRows;
-  const View<const float> bias = a.bias.head(b, h), q = a.q.head(b, h), k = a.k.head(b, h),
-                          v = a.v.head(b, h), grad = a.grad.head(b, h);
+  const View<const float> bias = a.bias.head(b, h);
+  // Queries' tensors and keys', in that order or the other.
+  const View<const float> own[2] = {(of_keys ? a.k : a.q).head(b, h),
+                                    (of_keys ? a.v : a.grad).head(b, h)};
+  const View<const float> others[2] = {(of_keys ? a.q : a.k).head(b, h),
+                                       (of_keys ? a.grad : a.v).head(b, h)};
   const int64_t rows = of_keys ? a.keys : a.queries, columns = of_keys ? a.queries : a.keys;
-  load_plain(room.rows[0], of_keys ? k : q, block, rows, a.width);
-  load_plain(room.rows[1], of_keys ? v : grad, block, rows, a.width);
-  float sums[2][kEachRows][kEachColumns] = {};  // dQ, or dK and dV
-  for (int64_t j = 0; j < columns; j += kTile) {
+  load_plain(room.rows[0], own[0], block, rows, width);
+  load_plain(room.rows[1], own[1], block, rows, width);
+  float sums[kEachRows][kEachColumns] = {};  // dQ, or dK ...
+  float of_v[kEachRows][kEachColumns] = {};  // ... and dV
+  // Of a causal mask keys have the queries from their own place on, queries the keys up to theirs.
+  const int64_t begin = a.causal && of_keys ? block / kTile * kTile : 0;
+  const int64_t end =
+      a.causal && !of_keys && block + kPlainRows < columns ? block + kPlainRows : columns;
+  for (int64_t j = begin; j < end; j += kTile) {
     __syncthreads();
-    load_plain(room.tile[0], of_keys ? q : k, j, columns, a.width);
-    load_plain(room.tile[1], of_keys ? grad : v, j, columns, a.width);
+    load_plain(room.tile[0], others[0], j, columns, width);
+    load_plain(room.tile[1], others[1], j, columns, width);
     __syncthreads();
     float s[kEachRows][2], dp[kEachRows][2];
-    dot_plain(s, room.rows[0], room.tile[0], a.width);
-    dot_plain(dp, room.rows[1], room.tile[1], a.width);
+    dot_plain(s, room.rows[0], room.tile[0], width);
+    dot_plain(dp, room.rows[1], room.tile[1], width);
 #pragma unroll
     for (int r = 0; r < kEachRows; ++r)
 #pragma unroll
@@ -236,18 +257,18 @@ __device__ __forceinline__ void plain_backward(PlainRoom& room, const PlainJob& 
         room.weights[1][warp * kEachRows + r][lane + 32 * x] = p;
       }
     __syncwarp();
-    add_plain(sums[0], room.weights[0], room.tile[0], a.width);
-    if (of_keys) add_plain(sums[1], room.weights[1], room.tile[1], a.width);
+    add_plain(sums, room.weights[0], room.tile[0], width);
+    if (of_keys) add_plain(of_v, room.weights[1], room.tile[1], width);
     __syncwarp();
   }
   float scale[kEachRows], one[kEachRows];
 #pragma unroll
   for (int r = 0; r < kEachRows; ++r) scale[r] = a.scale, one[r] = 1.f;
-  store_plain((of_keys ? a.dk : a.dq).head(b, h), first, rows, a.width, sums[0], scale);
-  if (of_keys) store_plain(a.dv.head(b, h), first, rows, a.width, sums[1], one);
+  store_plain((of_keys ? a.dk : a.dq).head(b, h), first, rows, a.width, sums, scale);
+  if (of_keys) store_plain(a.dv.head(b, h), first, rows, a.width, of_v, one);
 }
 
-__global__ void __launch_bounds__(kPlainThreads)
+__global__ void __launch_bounds__(kPlainThreads, 2)
     attention_plain_backward(const __grid_constant__ PlainJob job) {
   XGEMM_SHARED_DYNAMIC(room, PlainRoom);
   take_turn();
@@ -262,7 +283,7 @@ __global__ void __launch_bounds__(kPlainThreads)
 template <class Kernel>
 void launch_plain(const Kernel& kernel, const PlainJob& job, const Context& context) {
   launch(kernel,
-         {.grid = dim3(static_cast<unsigned>(std::max(1, context.device.sm_count))),
+         {.grid = dim3(static_cast<unsigned>(std::max(1, 2 * context.device.sm_count))),
           .block = dim3(kPlainThreads),
           .smem = sizeof(PlainRoom),
           .dependent = may_depend(context.device)},
