@@ -213,22 +213,29 @@ def square_ratios(precision: str) -> list[str]:
     return [f"{torch_us(label) / fastest_us(label, precision):.1f}" for label in labels]
 
 
+def gpt2_step() -> tuple[str, dict[str, float], dict[str, float]]:
+    """Where GPT-2's step was measured, its ms by way, and how far losses are from stock's."""
+    record = newest("steps")[1]
+    step = record["models"]["gpt2"]
+    device = " ".join(record["facts"]["device"].split()[1:2])  # "H100"
+    return device, step["ms"], step["largest_difference"]
+
+
 def gains() -> list[str]:
     """What it gains, in three sentences."""
-    step, errors = newest("gpt2-200-steps")[1], normal_errors(DEPTH)
-    tf32 = newest("gpt2-200-steps-tf32")[1]
-    ms, coarse = step["interleaved_ms"], tf32["interleaved_ms"]
+    errors, (device, ms, off) = normal_errors(DEPTH), gpt2_step()
+    squares_device = newest("select")[1]["facts"]["device"]
     ours, theirs, its = (errors[name]["rms"] for name in ("sgemm", "torch.mm", "TF32"))
     sizes, ratios = listed(list(map(str, SQUARES))), listed(square_ratios("fp32"))
     return [
-        f"On one {step['environment']['device']}, squares of {sizes} run at {ratios} times the",
+        f"On one {squares_device}, squares of {sizes} run at {ratios} times the",
         "speed of torch's FP32 product, which is cuBLAS. The root mean square error at "
         f"K = {DEPTH}, in units of 2^-24 |A| |B|, is",
-        f"{ours:.2f}; torch's is {theirs:.2f}, TF32's {its:.0f}. A training step of GPT-2 124M "
-        f"takes {ms['converted']:.0f} ms in place of {ms['stock']:.0f}. TF32 takes",
-        f"{coarse['stock']:.0f} ms, "
-        f"but its losses differ from those of FP32 by up to {tf32['difference']['largest']:.1g}; "
-        f"ours by up to {step['difference']['largest']:.1g}.",
+        f"{ours:.2f}; torch's is {theirs:.2f}, TF32's {its:.0f}. On an {device} a training step of "
+        f"GPT-2 124M, converted inside `patch()`,",
+        f"takes {ms['patched']:.0f} ms in place of {ms['stock']:.0f}; TF32 takes {ms['tf32']:.0f}, "
+        f"and its losses differ from FP32's by {off['tf32']:.0e} in 20 steps; ours by "
+        f"{off['patched']:.0e}.",
     ]
 
 
@@ -272,7 +279,7 @@ def chart() -> list[str]:
     steps = ", ".join(f"{name} {ms:.0f} ms" for name, ms in data["steps"].items())
     alt = (
         f"TFLOP/s of squares of {', '.join(map(str, SQUARES))}: {speeds}. Root mean square errors "
-        f"in u: {errors}. A step of GPT-2 124M: {steps}."
+        f"in u: {errors}. A step of GPT-2 124M, {data['steps_device']}: {steps}."
     )
     return [f"![{alt}]({CHART.relative_to(ROOT)})"]
 
@@ -289,10 +296,10 @@ def speeds() -> list[str]:
         reference = torch_us(label)
         cells = [beside(fastest_us(label, precision), reference) for precision in PRECISIONS]
         rows.append((name, duration(reference), *cells))
-    ms = newest("gpt2-200-steps")[1]["interleaved_ms"]
+    device, ms, _ = gpt2_step()
     stock = ms["stock"] * 1e3
-    rows.append(("training step of GPT-2 124M", duration(stock), "not measured",
-                 beside(ms["converted"] * 1e3, stock)))  # fmt: skip
+    rows.append((f"training step of GPT-2 124M, {device}", duration(stock), "not measured",
+                 beside(ms["patched"] * 1e3, stock)))  # fmt: skip
     return table(("product", "torch FP32", '`"ieee"`', '`"fp32"`'), rows)
 
 
@@ -692,7 +699,7 @@ def chart_data() -> dict[str, Any]:
             speed[name].append(tflops(size, size, size, us * 1e-6))
     errors = normal_errors(DEPTH)
     of = {"torch FP32": "torch.mm", "ieee": "chain", "fp32": "sgemm", "TF32": "TF32"}
-    ms = newest("gpt2-200-steps")[1]["interleaved_ms"]
+    device, ms, _ = gpt2_step()
     return {
         "device": newest("select")[1]["facts"]["device"],
         "speed": speed,
@@ -700,10 +707,8 @@ def chart_data() -> dict[str, Any]:
             name: {key: errors[mine][key] for key in ("rms", "largest")}
             for name, mine in of.items()
         },
-        "steps": {
-            "torch FP32": ms["stock"], "fp32": ms["converted"],
-            "TF32": newest("gpt2-200-steps-tf32")[1]["interleaved_ms"]["stock"],
-        },
+        "steps": {"torch FP32": ms["stock"], "fp32": ms["patched"], "TF32": ms["tf32"]},
+        "steps_device": device,
     }  # fmt: skip
 
 
@@ -751,7 +756,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         error.text(0.02, 0.93, "dark: root mean square\nlight: largest", fontsize=8, va="top",
                    color=plotting.QUIET, transform=error.transAxes)  # fmt: skip
         error.grid(axis="x", visible=False)
-        plotting.dress(step, "GPT-2 124M, ms a step")
+        plotting.dress(step, f"GPT-2, ms a step ({data['steps_device']})")
         for i, (name, ms) in enumerate(data["steps"].items()):
             step.bar(i, ms, 0.6, color=colors[name])
             step.text(i, ms + 2, f"{ms:.0f}", ha="center", fontsize=8, color=plotting.INK)

@@ -232,9 +232,9 @@ def test_speeds():
             assert microseconds(cell) == pytest.approx(us, rel=0.006)
             assert cell.endswith(f"({ratio:.2f}x)")
     (step,) = found[10:]
-    ms = newest("gpt2-200-steps")["interleaved_ms"]
+    ms = newest("steps")["models"]["gpt2"]["ms"]
     assert step[1] == f"{ms['stock']:.0f} ms" and step[2] == "not measured"
-    assert step[3].startswith(f"{ms['converted']:.3g} ms ({ms['stock'] / ms['converted']:.2f}x)")
+    assert step[3].startswith(f"{ms['patched']:.3g} ms ({ms['stock'] / ms['patched']:.2f}x)")
 
 
 def test_the_first_words():
@@ -255,16 +255,18 @@ def test_the_first_words():
 def test_a_training_step():
     text = " ".join(block(README, "gains").split())
     said = re.search(
-        r"takes (\d+) ms in place of (\d+)\. TF32 takes (\d+) ms, but its losses differ from "
-        r"those of FP32 by up to ([\d.e-]+); ours by up to ([\d.e-]+)\.",
+        r"takes (\d+) ms in place of (\d+); TF32 takes (\d+), and its losses differ from FP32's by "
+        r"([\d.e-]+) in 20 steps; ours by ([\d.e-]+)\.",
         text,
     )  # fmt: skip
+    step = newest("steps")["models"]["gpt2"]
+    assert said.group(1, 2, 3) == tuple(
+        f"{step['ms'][way]:.0f}" for way in ("patched", "stock", "tf32")
+    )
+    assert len(step["losses"]["stock"]) == 20
+    for part, way in ((said[4], "tf32"), (said[5], "patched")):
+        assert part == f"{step['largest_difference'][way]:.0e}"
     ours, tf32 = newest("gpt2-200-steps"), newest("gpt2-200-steps-tf32")
-    ms = ours["interleaved_ms"]["converted"], ours["interleaved_ms"]["stock"]
-    ms = *ms, tf32["interleaved_ms"]["stock"]
-    assert said.group(1, 2, 3) == tuple(f"{x:.0f}" for x in ms)
-    for part, record in ((said[4], tf32), (said[5], ours)):
-        assert float(part) == pytest.approx(record["difference"]["largest"], rel=0.15)
     for (what, stock, converted, losses, _), record in zip(
         rows(page(MEASUREMENTS), "training"), (ours, tf32), strict=True
     ):
