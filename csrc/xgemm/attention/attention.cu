@@ -1,5 +1,5 @@
-// FP32 attention by tensor cores: limbs of all operands, one launch of the forward pass or two of
-// the backward pass.
+// FP32 attention by tensor cores. A pass is a launch that makes limbs of all operands, one of the
+// forward kernel or one each of the backward kernels, and one of what is made anew.
 //
 // arch: sm_90a
 

@@ -1,5 +1,5 @@
 // The forward pass: a block has kGroups x 64 queries of a head, and goes over its keys, 64 at a
-// time. One warp fetches, each warpgroup multiplies and keeps softmax's running maximum and sum.
+// time. One thread fetches, each warpgroup multiplies and keeps softmax's running maximum and sum.
 //
 // Logits are in base 2, S = (Q K^T) scale log2(e) + bias log2(e). P is 2^(S - max + 15), so that
 // its two limbs have all that counts: 22 bits down to 2^-29, then an error of 2^-51.
