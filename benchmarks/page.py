@@ -18,8 +18,8 @@ HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT = 520, 330
 # Of a chart's paper: left, right, top, bottom.
 MARGIN = (62, 12, 10, 40)
-# About as wide a letter of a chart's text is, at most.
-LETTER = 7.4
+# About as wide a letter of a chart's text is, at most, and a digit.
+LETTER, DIGIT = 7.4, 8.5
 
 Scale = Callable[[float], float]
 
@@ -251,7 +251,10 @@ def line(points: Iterable[tuple[float, float]], series: int, *, dots: bool = Fal
 
 def _room(names: Iterable[str]) -> int:
     """What the names of bars need."""
-    return math.ceil(10 + LETTER * max(map(len, names), default=0))
+    def wide(name: str) -> float:
+        return sum(DIGIT if letter.isdigit() else LETTER for letter in name)
+
+    return math.ceil(10 + max(map(wide, names), default=0))
 
 
 def bars(
