@@ -251,6 +251,7 @@ def line(points: Iterable[tuple[float, float]], series: int, *, dots: bool = Fal
 
 def _room(names: Iterable[str]) -> int:
     """What the names of bars need."""
+
     def wide(name: str) -> float:
         return sum(DIGIT if letter.isdigit() else LETTER for letter in name)
 
