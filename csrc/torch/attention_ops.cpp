@@ -43,20 +43,12 @@ Heads<float> written(const Tensor& t) {
   return heads_of(t, static_cast<float*>(t.mutable_data_ptr()));
 }
 
-Tensor new_tensor(const Tensor& like, const Sizes& size, const Sizes& stride, int64_t dim = 4) {
-  int32_t device = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, size.data(), stride.data(), kFloat32, device,
-                                                  like.get_device_index(), &handle));
-  return Tensor(handle);
-}
 // (batch, heads, rows, width), of which a row of all heads lies dense, as torch has it.
 Tensor new_heads(const Tensor& like, const Attention& a, int64_t rows) {
   const auto one = [](int64_t x) { return std::max<int64_t>(x, 1); };
   const int64_t row = one(a.heads) * one(a.width);
-  return new_tensor(like, {a.batch, a.heads, rows, a.width},
-                    {one(rows) * row, one(a.width), row, 1});
+  const Sizes size{a.batch, a.heads, rows, a.width}, stride{one(rows) * row, one(a.width), row, 1};
+  return new_strided(like, 4, size.data(), stride.data());
 }
 
 Attention describe(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -64,11 +56,10 @@ Attention describe(const char* op, const Tensor& q, const Tensor& k, const Tenso
   check(op, "q", q, q);
   if (!q.is_cpu() && !q.is_cuda())
     bad(op, "q is on ", device_of(q), "; cpu and cuda are supported");
-  check(op, "k", k, q);
   Attention a{.batch = q.size(0),
               .heads = q.size(1),
               .queries = q.size(2),
-              .keys = k.size(2),
+              .keys = k.dim() == 4 ? k.size(2) : 0,
               .width = q.size(3),
               .causal = causal,
               .scale = static_cast<float>(scale)};
@@ -119,9 +110,8 @@ std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& 
   const char* const op = kAttentionOp;
   Attention a = describe(op, q, k, v, bias, causal, scale);
   const Tensor out = new_heads(q, a, a.queries);
-  const int64_t stride = std::max<int64_t>(a.lse_stride, 1);
-  const Tensor lse = new_tensor(q, {a.batch, a.heads, a.lse_stride, 1},
-                                {std::max<int64_t>(a.heads, 1) * stride, stride, 1, 1}, 3);
+  const Tensor lse =
+      new_floats(q, {a.batch, a.heads, a.lse_stride}, std::max<int64_t>(a.lse_stride, 1), true);
   if (empty(a)) {
     zero(out);
     torch::stable::fill_(lse, INFINITY);

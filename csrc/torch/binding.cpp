@@ -146,16 +146,18 @@ std::string names_of(bool (*takes)(const Stage&)) {
 
 // By the shortest way that the stable ABI has: a call through the dispatcher costs more than all of
 // our checks.
-Tensor new_floats(const Tensor& like, const std::array<int64_t, 3>& size, int64_t row,
-                  bool batched) {
-  const std::array<int64_t, 3> stride{std::max<int64_t>(size[1], 1) * row, row, 1};
+Tensor new_strided(const Tensor& like, int64_t dim, const int64_t* size, const int64_t* stride) {
   int32_t device = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(batched ? 3 : 2, size.data() + !batched,
-                                                  stride.data() + !batched, kFloat32, device,
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, size, stride, kFloat32, device,
                                                   like.get_device_index(), &handle));
   return Tensor(handle);
+}
+Tensor new_floats(const Tensor& like, const std::array<int64_t, 3>& size, int64_t row,
+                  bool batched) {
+  const std::array<int64_t, 3> stride{std::max<int64_t>(size[1], 1) * row, row, 1};
+  return new_strided(like, batched ? 3 : 2, size.data() + !batched, stride.data() + !batched);
 }
 
 // Uninitialised bytes from torch's allocator, on the device of `like`; none where it has not so

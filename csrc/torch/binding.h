@@ -82,6 +82,8 @@ const Stage* named(const std::string& op, const std::string& kernel, Flavour fla
 // The stages of which `takes` is true, by their names.
 std::string names_of(bool (*takes)(const Stage&));
 
+// An uninitialised tensor of floats on the device of `like`, of `dim` sizes and strides.
+Tensor new_strided(const Tensor& like, int64_t dim, const int64_t* size, const int64_t* stride);
 // An uninitialised tensor of floats on the device of `like`, its rows `row` floats apart: a matrix,
 // or a batch.
 Tensor new_floats(const Tensor& like, const std::array<int64_t, 3>& size, int64_t row,
