@@ -90,7 +90,7 @@ class Job:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)
         self.loss: Callable[[nn.Module, Any], torch.Tensor] = workload.loss
         if compiled:
-            self.loss = torch.compile(workload.loss)
+            self.loss = torch.compile(workload.traced or workload.loss)
         self.generator = torch.Generator(device).manual_seed(1)
 
     def step(self) -> torch.Tensor:

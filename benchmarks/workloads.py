@@ -38,7 +38,8 @@ class Workload:
 
     ``package`` is the library that has the model, if it is not made here: not all of its products
     are layers' that ``convert`` knows, so that it is converted and inside ``patch()``. ``types`` is
-    the place of a class that ``convert(types=)`` is told of.
+    the place of a class that ``convert(types=)`` is told of. ``traced`` is the same loss as
+    ``torch.compile`` takes it, where that is another program.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Workload:
     loss: Callable[[nn.Module, Batch], Tensor]
     package: str = ""
     types: str = ""
+    traced: Callable[[nn.Module, Batch], Tensor] | None = None
 
     @property
     def patched(self) -> bool:
@@ -214,6 +216,19 @@ def heat_residual(model: nn.Module, batch: Batch) -> Tensor:
     return (first[:, 0] - second[:, 1] + u[:, 0] ** 3).square().mean()
 
 
+def heat_residual_forward(model: nn.Module, batch: Batch) -> Tensor:
+    """`heat_residual` by forward mode: ``torch.compile`` takes no gradient of a gradient."""
+    at = batch[0]
+    along_t, along_x = torch.eye(2, device=at.device)
+
+    def along(f: Callable[[Tensor], Tensor], axis: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda at: torch.func.jvp(f, (at,), (axis.expand_as(at),))[1]
+
+    u, first = torch.func.jvp(model, (at,), (along_t.expand_as(at),))
+    second = along(along(model, along_x), along_x)(at)
+    return (first - second + u**3).square().mean()
+
+
 def regression(model: nn.Module, batch: Batch) -> Tensor:
     """Mean square error."""
     return F.mse_loss(model(batch[0]), batch[1])
@@ -275,7 +290,7 @@ WORKLOADS = {
                  lambda s: Text(s, gated=True), tokens, classification),
         Workload("pinn", "8 tanh layers of 512, 65536 points, second derivatives",
                  Sizes(65536, layers=8, width=512), Sizes(32, layers=3, width=16),
-                 field, points, heat_residual),
+                 field, points, heat_residual, traced=heat_residual_forward),
     )
 }  # fmt: skip
 """By name."""

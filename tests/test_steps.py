@@ -81,6 +81,26 @@ def test_all_layers_of_a_model_are_converted(name):
     assert len(xgemm_torch.convert(model).swapped) == linears > 0
 
 
+@pytest.mark.parametrize("name", [n for n, w in workloads.WORKLOADS.items() if w.traced])
+def test_what_is_compiled_is_the_same_loss(name):
+    """In one graph, its gradient too, of stock and of converted layers."""
+    workload = workloads.WORKLOADS[name].small()
+    torch.manual_seed(0)
+    model = workload.make(workload.sizes)
+    batch = workload.draw(workload.sizes, torch.Generator().manual_seed(1))
+    of = list(model.parameters())
+
+    def both(loss):
+        value = loss(model, batch)
+        return value, *torch.autograd.grad(value, of)
+
+    expected = both(workload.loss)
+    traced = torch.compile(workload.traced, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(both(traced), expected, rtol=1e-4, atol=1e-7)
+    xgemm_torch.convert(model)
+    torch.testing.assert_close(both(traced), expected, rtol=1e-4, atol=1e-7)
+
+
 def test_flop_of_layers_alone():
     job = steps.Job(workloads.WORKLOADS["mlp"].small(), "stock", "cpu", compiled=False)
     # Four layers, three products each but the first one's gradient of its input.
