@@ -218,7 +218,9 @@ def _register(rules: Any) -> None:
             raise
 
     def functorch(*args: Any) -> Any:
-        if (outer := ops._functionalized()) is not None:
+        from .levels import functionalized
+
+        if (outer := functionalized()) is not None:
             with outer.redispatch_to_next():
                 return outer.wrap_tensors(op(*outer.unwrap_tensors(args)))
         if op is FORWARD:
@@ -233,9 +235,8 @@ def _register(rules: Any) -> None:
 
 def _in_jvp() -> bool:
     """Whether a transform is ``jvp``: in a compiled function forward mode is not known of."""
-    functorch = ops._functorch()
-    jvp = functorch.TransformType.Jvp
-    return any(level.key() == jvp for level in functorch.get_interpreter_stack() or ())
+    jvp = ops.functorch.TransformType.Jvp
+    return any(level.key() == jvp for level in ops.functorch.get_interpreter_stack() or ())
 
 
 def _say_what_is_wrong(op: Any, args: tuple[Any, ...]) -> None:

@@ -98,15 +98,14 @@ _ROW_SUMS = torch.ops.xgemm.sgemm_row_sums.default
 # What has no public name in torch. Without these names the calls below take the slower way.
 
 
-def _functorch() -> Any:
-    return vars(torch._C)["_functorch"]  # no name of torch._C in torch's stubs
+functorch: Any = vars(torch._C)["_functorch"]  # no name of torch._C in torch's stubs
 
 
 def _functorch_probe() -> Callable[[], bool]:
     probe = getattr(torch._C, "_are_functorch_transforms_active", None)
     if probe is not None:
         return probe
-    peek = _functorch().peek_interpreter_stack
+    peek = functorch.peek_interpreter_stack
     return lambda: peek() is not None
 
 
@@ -159,7 +158,9 @@ def _product(name: str, a: Tensor, b: Tensor, c: Tensor | None = None, **flags: 
     if is_compiling():
         return OPS[name](a, b, c, **flags)
     if _functorch_active():
-        return _Transformed.apply(name, a, b, c, flags, None)
+        from .levels import at_level
+
+        return at_level(name, a, b, c, flags)
     if _forward_mode() or _any_requires_grad(a, b, c):
         return _Plain.apply(name, a, b, c, flags, None)
     return _forward(name, a, b, c, flags, None)
@@ -343,31 +344,14 @@ class _Rules:
 class _Plain(_Rules, Function):
     """Reverse mode and ``forward_ad`` in eager mode and while tracing.
 
-    The same as ``_Transformed``, without ``setup_context``: with it each call would pay for binding
-    the arguments to a signature.
+    The same as ``levels.Level``, without ``setup_context``: with it each call would pay for
+    binding the arguments to a signature.
     """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _keep(ctx, inputs)
         return _forward(*inputs)
-
-
-class _Transformed(_Rules, Function):
-    """The same for ``torch.func``, which asks for ``setup_context`` and ``vmap``."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return _forward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _keep(ctx, inputs)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        name, a, b, c, flags, _ = inputs
-        return _vmapped(name, info.batch_size, in_dims[1:4], a, b, c, *_split(flags))
 
 
 def _differentiable(
@@ -388,7 +372,12 @@ def _differentiable(
         apart.append("packed")  # a transform would wrap it; the bits are the same without
     if apart:
         flags = {key: value for key, value in flags.items() if key not in apart}
-    out = (_Transformed if _functorch_active() else _Plain).apply(name, a, b, c, flags, keyset)
+    if _functorch_active():
+        from .levels import at_level
+
+        out = at_level(name, a, b, c, flags)
+    else:
+        out = _Plain.apply(name, a, b, c, flags, keyset)
     return out if activation == "none" else ACTIVATIONS[activation](out)
 
 
@@ -480,26 +469,13 @@ def _vmapped(
     return product(a, b, c), 0
 
 
-def _functionalized() -> Any:
-    """What unwraps and wraps again where the transform is ``functionalize``, else None.
-
-    It has no rule for an autograd Function, and a product without ``out`` needs none.
-    """
-    functorch = _functorch()
-    if functorch.peek_interpreter_stack().key() != functorch.TransformType.Functionalize:
-        return None
-    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
-
-    interpreter: Any = retrieve_current_functorch_interpreter()
-    return FunctorchFunctionalizeAPI(interpreter)
-
-
 def _transformed(
     name: str, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]
 ) -> Tensor:
     """One call under a transform of ``torch.func``."""
-    if (outer := _functionalized()) is not None:
+    from .levels import functionalized
+
+    if (outer := functionalized()) is not None:
         a, b, c = outer.unwrap_tensors((a, b, c))
         with outer.redispatch_to_next():
             return outer.wrap_tensors(OPS[name](a, b, c, **flags))
