@@ -75,12 +75,12 @@ def test_small_calls_are_torchs(monkeypatch, ours):
     """Of few queries, of few keys, of few FLOP; gradients' where keys are few."""
     monkeypatch.undo()
     q, k = (torch.empty(64, 16, rows, 64, device="meta") for rows in (64, 512))
-    assert not attention._is_small(q, k)
-    assert attention._is_small(q[:, :, :63], k)
-    assert not attention._is_small(q[:, :, :63], k, backward=True)
-    assert attention._is_small(k, q[:, :, :63])
-    assert attention._is_small(k, q[:, :, :63], backward=True)
-    assert attention._is_small(q[:1, :1], k)
+    assert not attention.is_small(q, k)
+    assert attention.is_small(q[:, :, :63], k)
+    assert not attention.is_small(q[:, :, :63], k, backward=True)
+    assert attention.is_small(k, q[:, :, :63])
+    assert attention.is_small(k, q[:, :, :63], backward=True)
+    assert attention.is_small(q[:1, :1], k)
 
 
 # ------------------------------------------------------------------------------ the oracle

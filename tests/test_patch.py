@@ -1217,6 +1217,7 @@ def test_grouped_products_that_are_wrong_are_torchs():
 
 
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
+EFFICIENT_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward
 
 
 @pytest.fixture
@@ -1304,8 +1305,54 @@ def test_our_own_attention_is_counted(kernels_of_attention):
     assert p.left == 0
 
 
+class _StandsIn(TorchDispatchMode):
+    """Takes what a patch inside leaves of fused attention, which torch has not on a CPU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "efficient_attention" in func.name():
+            return tuple(torch.empty(0) for _ in range(4))
+        return func(*args, **(kwargs or {}))
+
+
+def test_bounds_of_attention(monkeypatch):
+    """A number that is given is the bound; without one they are the function's own."""
+    monkeypatch.setattr(attention, "has_kernels", lambda device: device.type == "cpu")
+    q, k, v = heads(1, 2, 8, 16)
+    out, lse = torch.ops.xgemm.attention_forward(q, k, v, None, False, 0.25)
+    seeds = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+    rest = out, lse, *seeds, 0.0, [True, True, True, False]
+    each = 2 * 2 * 8 * 8 * 16
+
+    def left(**options: Any) -> list[str]:
+        """Why the forward pass was left to torch, and why its gradients; "" where they were not."""
+        with _StandsIn(), xgemm_torch.patch(**options) as p:
+            EFFICIENT(q, k, v, None, True, scale=0.25)
+            EFFICIENT_BACKWARD(out, q, k, v, None, *rest, scale=0.25)
+        assert {row.flops for row in p} == {2 * each, 5 * each}
+        return [row.reason for row in sorted(p, key=lambda row: row.flops)]
+
+    assert left(min_flops=0) == left(min_flops=2 * each) == ["", ""]
+    assert left(min_flops=2 * each + 1) == ["below 8.19 kFLOP", ""]
+    assert left(min_flops=5 * each) == ["below 20.5 kFLOP", ""]
+    assert left(min_flops=5 * each + 1) == ["below 20.5 kFLOP"] * 2
+    assert left() == ["too small to gain"] * 2
+    monkeypatch.setattr(attention, "_FEW_FLOPS", 2 * each)
+    assert left() == ["too small to gain"] * 2
+    monkeypatch.setattr(attention, "_FEW_ROWS", 8)
+    assert left() == ["", ""]
+    monkeypatch.setattr(attention, "_FEW_FLOPS", 2 * each + 1)
+    assert left() == ["too small to gain"] * 2
+
+
+def test_empty_attention_is_torchs(kernels_of_attention):
+    q = torch.empty(1, 2, 0, 16)
+    with _StandsIn(), everything() as p:
+        EFFICIENT(q, q, q, None, True)
+    assert reasons(p) == {"empty"}
+
+
 @pytest.fixture
-def sm90(small_attention):
+def sm90():
     if not attention.has_kernels(torch.device("cuda")):
         pytest.skip("attention's kernels are made for compute capability 9.0")
 

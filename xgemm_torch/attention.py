@@ -49,10 +49,9 @@ has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def why_torchs(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float, how: dict[str, Any],
-    *, backward: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float, how: dict[str, Any]
 ) -> str:  # fmt: skip
-    """Why a call of torch's fused attention is left there, "" where the kernels take it.
+    """Why a call of torch's fused attention is left there, of any size; "" where kernels take it.
 
     Args:
         q: (B, H, S, D), float32, as the others; all on one device.
@@ -61,7 +60,6 @@ def why_torchs(
         bias: (B, H, S, T), or None.
         dropout_p: the probability with which a weight becomes zero.
         how: options of ``sgemm``, those that are no defaults.
-        backward: whether it is the gradients' call.
     """
     if not has_kernels(q.device):
         return "attention's kernels are for compute capability 9.0"
@@ -75,8 +73,6 @@ def why_torchs(
         return f"heads of more than {LARGEST_HEAD}"
     if bias is not None and bias.shape != (*q.shape[:3], k.shape[2]):
         return "a bias of another shape"
-    if _is_small(q, k, backward):
-        return "too small to gain"
     return ""
 
 
@@ -86,8 +82,11 @@ def why_torchs(
 _FEW_ROWS, _FEW_FLOPS = 64, 2**29
 
 
-def _is_small(q: Tensor, k: Tensor, backward: bool = False) -> bool:
-    """Whether torch's own is as fast; not where a size is not known."""
+def is_small(q: Tensor, k: Tensor, backward: bool = False) -> bool:
+    """Whether torch's own is as fast, of the forward pass or of its gradients.
+
+    Not where a size is not known.
+    """
     few = known(k.shape[-2] < _FEW_ROWS) or (not backward and known(q.shape[-2] < _FEW_ROWS))
     return few or known(flops_of_forward(q.shape, k.shape) < _FEW_FLOPS)
 
@@ -205,7 +204,7 @@ def _attention(
     found = None
     if _is_ours(query, key, value, mask, dropout_p, is_causal, scale):
         found = _in_four_dimensions(query, key, value, mask, enable_gqa)
-    if found is None or _is_small(found[0], found[1]):
+    if found is None or is_small(found[0], found[1]):
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )

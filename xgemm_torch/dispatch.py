@@ -170,14 +170,23 @@ def in_words(count: float) -> str:
 
 
 MIN_FLOPS = 2**24
-"""The default of ``min_flops``, but for convolutions: a square of 203. Up to there cuBLAS takes 5
-us or less on an H200, most of it the launch; the 1 to 2 us that another kernel may gain are no more
-than a call of ``sgemm`` costs the host beyond one of torch's own operators."""
+"""The default of ``min_flops``, but for convolutions and attention: a square of 203. Up to there
+cuBLAS takes 5 us or less on an H200, most of it the launch; the 1 to 2 us that another kernel may
+gain are no more than a call of ``sgemm`` costs the host beyond one of torch's own operators."""
 
 
 def _small(least: float) -> str:
     """Why a product of less than that is torch's, where empty ones are always."""
     return f"below {in_words(least)}FLOP" if least > 1 else "empty"
+
+
+def _small_attention(
+    q: Tensor, k: Tensor, flops: int, given: float | None, backward: bool = False
+) -> str:
+    """Why attention is torch's for its size: by the bound that is given, or by its own; else ""."""
+    if given is None:
+        return "too small to gain" if attention.is_small(q, k, backward) else ""
+    return "" if flops >= max(given, 1) else _small(given)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -237,7 +246,8 @@ class Mode(TorchDispatchMode):
     def __init__(self, how: dict[str, Any], given: float | None) -> None:
         """Take products of ``given`` FLOP or more by ``sgemm`` with the options ``how``.
 
-        None is the defaults: ``MIN_FLOPS``, and ``convolutions.LEAST_FLOPS`` for convolutions.
+        None is the defaults: ``MIN_FLOPS``, ``convolutions.LEAST_FLOPS`` for convolutions, and
+        ``attention.is_small`` for attention.
         """
         super().__init__()
         least = MIN_FLOPS if given is None else given
@@ -262,9 +272,9 @@ class Mode(TorchDispatchMode):
         op = torch.ops.aten.convolution_backward.default
         self._add(op, _convolution_backward, how, of_convolutions)
         for op in _overloads(("_scaled_dot_product_efficient_attention",), False):
-            self._add(op, _attention, how, least)
+            self._add(op, _attention, how, given)
         for op in _overloads(("_scaled_dot_product_efficient_attention_backward",), False):
-            self._add(op, _attention_backward, how, least)
+            self._add(op, _attention_backward, how, given)
         for op in _fused():
             if id(op) not in self.handlers:
                 self._add(op, _inseparable)
@@ -455,7 +465,7 @@ def _convolution_backward(tally: Tally, how: dict[str, Any], least: float) -> _H
     return _counted(tally, taken)
 
 
-def _attention(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
+def _attention(tally: Tally, how: dict[str, Any], given: float | None) -> _Handler:
     """What takes attention in one operator."""
 
     def taken(
@@ -464,8 +474,8 @@ def _attention(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
     ) -> tuple[Any, int, str]:  # fmt: skip
         tensors = (q, k, v) if bias is None else (q, k, v, bias)
         flops = attention_ops.flops_of_forward(q.shape, k.shape)
-        reason = _reason(tensors) or ("" if flops >= max(least, 1) else _small(least))
-        if reason := reason or attention.why_torchs(q, k, v, bias, dropout_p, how):
+        reason = _reason(tensors) or attention.why_torchs(q, k, v, bias, dropout_p, how)
+        if reason := reason or _small_attention(q, k, flops, given):
             return None, flops, reason
         result = attention.as_torchs_forward(q, k, v, bias, wants_lse, is_causal, scale)
         return result, flops, ""
@@ -473,7 +483,7 @@ def _attention(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
     return _counted(tally, lambda args, kwargs: taken(*args, **kwargs))
 
 
-def _attention_backward(tally: Tally, how: dict[str, Any], least: float) -> _Handler:
+def _attention_backward(tally: Tally, how: dict[str, Any], given: float | None) -> _Handler:
     """What takes its gradients, but for a bias's. The forward may have been either's."""
 
     def taken(
@@ -483,10 +493,11 @@ def _attention_backward(tally: Tally, how: dict[str, Any], least: float) -> _Han
     ) -> tuple[Any, int, str]:  # fmt: skip
         tensors = (grad, q, k, v, out, lse) if bias is None else (grad, q, k, v, out, lse, bias)
         flops = attention_ops.flops_of_backward(grad.shape, q.shape, k.shape)
-        reason = _reason(tensors) or ("" if flops >= max(least, 1) else _small(least))
+        reason = _reason(tensors)
         if not reason and bias is not None and wanted[3]:
             reason = "a gradient of the bias"
-        if reason := reason or attention.why_torchs(q, k, v, bias, dropout_p, how, backward=True):
+        reason = reason or attention.why_torchs(q, k, v, bias, dropout_p, how)
+        if reason := reason or _small_attention(q, k, flops, given, backward=True):
             return None, flops, reason
         result = attention.as_torchs_backward(grad, q, k, v, bias, out, lse, is_causal, scale)
         return result, flops, ""

@@ -284,8 +284,9 @@ def patch(
     Args:
         precision: "fp32" or "ieee", as of ``sgemm``.
         min_flops: leave products of fewer FLOP to torch; 2 m n k, times the batch, and all of an
-            attention's together. A number holds for every product, convolutions included. None, the
-            default, is 2^24, and 2^32 for convolutions.
+            attention's together. A number holds for every product, convolutions and attention
+            included. None, the default, is 2^24, 2^32 for convolutions, and for attention what
+            `scaled_dot_product_attention` leaves to torch.
         kernel: "auto" or a stage's name; what the stage cannot take is torch's. Attention is taken
             with "auto" and "fp32" alone.
 
