@@ -15,8 +15,8 @@ ROOMS = {
     "device": {"core"},  # what a kernel says to the machine: PTX, copies, launches
     "dispatch": {"core"},  # which stage runs
     "reference": {"core"},  # precision="ieee" on a CPU
-    "attention": {"core", "device"},  # kernels that are no product
     "emulation": {"core", "device"},  # FP32 by limbs of 16 bits
+    "attention": {"core", "device", "emulation"},  # kernels that are no product
     "epilogue": {"core", "device", "emulation"},
     "mainloop": {"core", "device", "emulation", "epilogue"},
     "stages": {"core", "device", "emulation", "epilogue", "mainloop"},

@@ -83,7 +83,9 @@ template <int kEach>
 struct SumsOf {
   static constexpr int kCount = kEach;
   float hi[kEach], corr[kEach];
-  __device__ __forceinline__ float at(int e) const { return fmaf(corr[e], 1.f / kLoScale, hi[e]); }
+  __device__ __forceinline__ float at(int e) const {
+    return fmaf(corr[e], 1.f / kFp16x3.lo_scale, hi[e]);
+  }
   __device__ __forceinline__ void settle() { wgmma_settled(hi), wgmma_settled(corr); }
 };
 using Sums = SumsOf<kSums>;

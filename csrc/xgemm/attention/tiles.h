@@ -12,17 +12,16 @@
 
 #include "xgemm/core/attention.h"
 #include "xgemm/core/workspace.h"
-#include "xgemm/device/half.h"
 #include "xgemm/device/launch.h"
 #include "xgemm/device/ptx/base.h"
 #include "xgemm/device/tensor_map.h"
+#include "xgemm/emulation/certificate.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
 constexpr int kTile = 64;  // rows, and columns of a block
 constexpr int kTileBytes = kTile * kTile * 2;  // of one limb of a block
-constexpr float kLoScale = 2048.f;
 
 // Of so many columns.
 constexpr int blocks_of(int width) { return (width + kTile - 1) / kTile; }
@@ -94,10 +93,8 @@ __device__ __forceinline__ uint32_t larger(uint32_t x, uint32_t y) { return x > 
 
 // Two elements, scaled, in their limbs.
 __device__ __forceinline__ void split2(float x0, float x1, uint32_t& hi, uint32_t& lo) {
-  float h0, h1;
-  hi = pack_half2<Half::fp16>(x0, x1);
-  unpack_half2<Half::fp16>(hi, h0, h1);
-  lo = pack_half2<Half::fp16>((x0 - h0) * kLoScale, (x1 - h1) * kLoScale);
+  hi = take_limb<kFp16x3>(x0, x1);
+  lo = pack_half2<kFp16x3.type>(x0, x1);
 }
 
 // Exponents that a tile of one scale can do with: from its largest element to that of any row or

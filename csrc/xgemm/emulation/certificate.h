@@ -32,6 +32,16 @@ constexpr const char* kFp16x3Words = "fp16x3: two fp16 limbs of each operand, th
 constexpr const char* kBf16x6Words = "bf16x6: three bf16 limbs of each operand, six products";
 constexpr EmulationScheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }
 
+// The next limb of two numbers t, packed; they become what is left for the limbs after it.
+template <EmulationScheme S>
+__device__ __forceinline__ uint32_t take_limb(float& t0, float& t1) {
+  const uint32_t limb = pack_half2<S.type>(t0, t1);
+  float y0, y1;
+  unpack_half2<S.type>(limb, y0, y1);
+  t0 = (t0 - y0) * S.lo_scale, t1 = (t1 - y1) * S.lo_scale;
+  return limb;
+}
+
 // Why a row may need more than the plain epilogue.
 enum RangeFlags : uint32_t {
   kLossy = 1,  // has elements below EmulationScheme::tiny, but zeros

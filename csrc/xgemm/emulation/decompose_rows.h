@@ -189,14 +189,9 @@ __device__ __forceinline__ void decompose8(const X& x, int exponent, char* block
   for (int limb = 0; limb < S.limbs; ++limb) {
     uint32_t packed[4];
 #pragma unroll
-    for (int e = 0; e < 8; e += 2) {
-      packed[e / 2] = pack_half2<S.type>(t[e], t[e + 1]);
-      if (limb == S.limbs - 1) continue;
-      float y0, y1;
-      unpack_half2<S.type>(packed[e / 2], y0, y1);
-      t[e] = (t[e] - y0) * S.lo_scale;
-      t[e + 1] = (t[e + 1] - y1) * S.lo_scale;
-    }
+    for (int e = 0; e < 8; e += 2)
+      packed[e / 2] =
+          limb < S.limbs - 1 ? take_limb<S>(t[e], t[e + 1]) : pack_half2<S.type>(t[e], t[e + 1]);
     store_packed(block + (limb * kSliceK + at) * 2, packed);
   }
 }
