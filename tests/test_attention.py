@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import xgemm_torch
-from xgemm_torch import attention, attention_products, simt
+from xgemm_torch import attention, attention_products, registry, simt
 
 FORWARD, BACKWARD = torch.ops.xgemm.attention_forward, torch.ops.xgemm.attention_backward
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -81,6 +81,19 @@ def test_small_calls_are_torchs(monkeypatch, ours):
     assert attention.is_small(k, q[:, :, :63])
     assert attention.is_small(k, q[:, :, :63], backward=True)
     assert attention.is_small(q[:1, :1], k)
+
+
+def test_which_gpus_have_the_kernels(monkeypatch):
+    """Those that the build has them for; a build without CUDA has them for none."""
+    its = registry.attention_kernels()
+    built = any(stage.cuda and stage.min_sm == 90 for stage in registry.stages())
+    assert (its.largest_head, its.min_sm, its.max_sm) == (128, 90 * built, 90 * built)
+    for kernels, of in (((90, 90), {(9, 0)}), ((90, 100), {(9, 0), (10, 0)}), ((0, 0), set())):
+        kinds = registry.AttentionKernels(128, *kernels)
+        monkeypatch.setattr(attention, "attention_kernels", lambda kinds=kinds: kinds)
+        for capability in ((7, 5), (8, 9), (9, 0), (10, 0), (12, 0)):
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+            assert attention._of_gpu.__wrapped__(0) == (capability in of)
 
 
 # ------------------------------------------------------------------------------ the oracle

@@ -21,7 +21,7 @@ from ._checks import known
 from .attention_ops import BACKWARD, FORWARD, LARGEST_HEAD, flops_of_forward
 from .deploy import to_onnx
 from .ops import overridden
-from .registry import stages
+from .registry import attention_kernels
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -29,8 +29,8 @@ __all__ = ["scaled_dot_product_attention"]
 @functools.cache
 def _of_gpu(index: int) -> bool:
     major, minor = torch.cuda.get_device_capability(index)
-    sm = 10 * major + minor
-    return sm == 90 and any(s.cuda and s.min_sm == sm for s in stages())
+    its = attention_kernels()
+    return its.min_sm <= 10 * major + minor <= its.max_sm
 
 
 def has_kernels(device: torch.device) -> bool:

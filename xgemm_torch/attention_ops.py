@@ -16,10 +16,11 @@ from torch import Tensor
 
 from . import _checks, attention_products, flops, ops
 from .ops import _LIB
+from .registry import attention_kernels
 
 FORWARD = torch.ops.xgemm.attention_forward.default
 BACKWARD = torch.ops.xgemm.attention_backward.default
-LARGEST_HEAD = 128
+LARGEST_HEAD = attention_kernels().largest_head
 """The largest D that the kernels take."""
 _LSE_ROWS = 32  # rows of log-sum-exp come in multiples of it
 

@@ -1,4 +1,4 @@
-"""The ladder's stages as Python sees them: what the compiled module has, in its order."""
+"""The ladder's stages and attention's kernels as Python sees them: what the compiled module has."""
 
 from __future__ import annotations
 
@@ -131,6 +131,27 @@ class StageFault:
     rung: int
     flavour: str
     why: str
+
+
+@dataclass(frozen=True)
+class AttentionKernels:
+    """What attention's kernels take, and the GPUs that this build has them for.
+
+    Attributes:
+        largest_head: the columns of a head, at most.
+        min_sm: the least compute capability, as in 90; 0 where the build has them for no GPU.
+        max_sm: the last; 0 likewise.
+    """
+
+    largest_head: int
+    min_sm: int
+    max_sm: int
+
+
+@functools.cache
+def attention_kernels() -> AttentionKernels:
+    """Those of this build; the emulator's take the same."""
+    return AttentionKernels(**json.loads(_C.attention_kernels()))
 
 
 def faults() -> list[StageFault]:

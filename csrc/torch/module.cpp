@@ -11,6 +11,7 @@
 
 #include "emulator/simt_control.h"
 #include "ops.h"
+#include "xgemm/core/attention.h"
 #include "xgemm/core/split_k.h"
 #include "xgemm/dispatch/cost.h"
 #include "xgemm/dispatch/overrides.h"
@@ -115,6 +116,13 @@ std::string faults_json() {
                    ",\"flavour\":" + quoted(f.flavour == Flavour::host ? "host" : "cuda") +
                    ",\"why\":" + quoted(f.why) + "}");
   return list(rows);
+}
+
+std::string attention_kernels_json() {
+  const AttentionKernels* const its = attention_kernels(Flavour::cuda);
+  return "{\"largest_head\":" + std::to_string(kMostWidth) +
+         ",\"min_sm\":" + std::to_string(its ? its->min_sm : 0) +
+         ",\"max_sm\":" + std::to_string(its ? its->max_sm : 0) + "}";
 }
 
 std::string build_json() {
@@ -303,6 +311,7 @@ PyObject* text(F f) {
 
 PyObject* py_stages(PyObject*, PyObject*) { return text(stages_json); }
 PyObject* py_stage_faults(PyObject*, PyObject*) { return text(faults_json); }
+PyObject* py_attention_kernels(PyObject*, PyObject*) { return text(attention_kernels_json); }
 PyObject* py_build_info(PyObject*, PyObject*) { return text(build_json); }
 PyObject* py_simt_sites(PyObject*, PyObject*) {
   return text([] {
@@ -583,6 +592,8 @@ PyObject* py_count_recomputed(PyObject*, PyObject* args) {
 PyMethodDef methods[] = {
     {"stages", py_stages, METH_NOARGS, "The registry, as JSON."},
     {"stage_faults", py_stage_faults, METH_NOARGS, "Stages that were left out, and why, as JSON."},
+    {"attention_kernels", py_attention_kernels, METH_NOARGS,
+     "What attention's kernels take, and which GPUs this build has them for, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
     {"operators", py_operators, METH_NOARGS,
      "Schemas of torch.ops.xgemm.*, each with whether its layouts are flexible, and whether they "
