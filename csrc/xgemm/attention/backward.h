@@ -113,8 +113,7 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kWidth>), 1)
     if constexpr (kDk) store_rows<kWidth>(a.dk.head(b, h), j, a.keys, a.width, dk, of_dk);
     if constexpr (kDv) store_rows<kWidth>(a.dv.head(b, h), j, a.keys, a.width, dv, of_dv);
   };
-  for (int t = begin; t < mine && t < job.query_tiles; ++t)
-    for (int each = 0; each < 2; ++each) ring.barriers.wait(at), ring.barriers.give_back(at);
+  for (int t = begin; t < mine && t < job.query_tiles; ++t) skip_pairs(ring, at, 1);
   if (mine >= job.query_tiles) {
     if (tile < last) store();
     return;
@@ -214,42 +213,33 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
   if (threadIdx.x == 0) ring.barriers.init(kGroups);
   __syncthreads();
   take_turn();
-  const int64_t head = blockIdx.x / job.blocks;
-  const int first = (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
-  const int last = first + kGroups < job.query_tiles ? first + kGroups : job.query_tiles;
-  const int steps = tiles_seen(a, last - 1, job.key_tiles);
-  const int first_query = static_cast<int>(head * job.query_tiles + first);
-  const int first_key = static_cast<int>(head * job.key_tiles);
+  const QueriesBlock<kGroups> block(job);
   PipelineState<kBackwardBuffers> at;
   if (group == kGroups) {  // producer
     registers_for_fetching<kGroups>();
     if (threadIdx.x % kGroup > 0) return;
-    mbarrier_expect(&ring.barriers.first, 2 * (last - first) * TileSlot<kWidth>::kBytes);
-    for (int g = 0; g < last - first; ++g) {
-      fetch_tile(ring.q[g], job.q, head, first + g, &ring.barriers.first);
-      fetch_tile(ring.grad[g], job.grad, head, first + g, &ring.barriers.first);
+    const int tiles = block.last - block.first;
+    mbarrier_expect(&ring.barriers.first, 2 * tiles * TileSlot<kWidth>::kBytes);
+    for (int g = 0; g < tiles; ++g) {
+      fetch_tile(ring.q[g], job.q, block.head, block.first + g, &ring.barriers.first);
+      fetch_tile(ring.grad[g], job.grad, block.head, block.first + g, &ring.barriers.first);
     }
-    for (int t = 0; t < 2 * steps; ++t, at.advance()) {
-      Mbarrier* const full = ring.barriers.begin(at, TileSlot<kWidth>::kBytes);
-      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, head, t / 2, full);
-    }
+    block.fetch_keys(ring, job, at);
     return;
   }
   registers_for_math<kGroups>();
-  const int tile = first + group;
-  const int64_t b = head / a.heads, h = head % a.heads, i = static_cast<int64_t>(tile) * kTile;
-  const int mine = tile < last ? tiles_seen(a, tile, job.key_tiles) : 0;
-  const auto skip = [&] {
-    for (int t = 2 * mine; t < 2 * steps; ++t) ring.barriers.wait(at), ring.barriers.give_back(at);
-  };
-  if (!mine) return skip();
+  const int tile = block.first + group;
+  const int64_t head = block.head, i = static_cast<int64_t>(tile) * kTile;
+  const int64_t b = head / a.heads, h = head % a.heads;
+  const int mine = tile < block.last ? tiles_seen(a, tile, job.key_tiles) : 0;
+  if (!mine) return skip_pairs(ring, at, block.steps);
   const View<const float> bias = a.bias.head(b, h);
   const Place place;
   float dq[blocks_of(kWidth)][kSums], lse[2], delta[2], undo_grad[2];
 #pragma unroll
-  for (int block = 0; block < blocks_of(kWidth); ++block)
+  for (int n = 0; n < blocks_of(kWidth); ++n)
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) dq[block][e] = 0.f;
+    for (int e = 0; e < kSums; ++e) dq[n][e] = 0.f;
 #pragma unroll
   for (int x = 0; x < 2; ++x) {
     const int64_t row = i + place.row + 8 * x;
@@ -258,12 +248,12 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
     };
     lse[x] = stat(kLse2), delta[x] = stat(kDelta), undo_grad[x] = stat(kUndo);
   }
-  const float base2 = job.base2 * job.undo_q[first_query + group];
+  const float base2 = job.base2 * job.undo_q[block.first_query + group];
   PipelineState<kBackwardBuffers> before = at;
   mbarrier_wait(&ring.barriers.first, 0);
 #pragma unroll 1
   for (int t = 0; t < mine; ++t) {
-    const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
+    const float undo_k = job.undo_k[block.first_key + t], undo_v = job.undo_v[block.first_key + t];
     constexpr bool kBoth = kGroups == 1 && !kBias;  // else they have not the registers
     const TileSlot<kWidth>& k = ring.slots[at.slot];
     Sums s, u;
@@ -294,8 +284,7 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
     ring.barriers.give_back(before);
     ring.barriers.give_back(before);
   }
-  at = before;
-  skip();
+  skip_pairs(ring, before, block.steps - mine);
   const float of_dq[2] = {a.scale, a.scale};
   store_rows<kWidth>(a.dq.head(b, h), i, a.queries, a.width, dq, of_dq);
 }

@@ -37,6 +37,39 @@ __device__ __forceinline__ int tiles_seen(const Attention& a, int query_tile, in
   return a.causal && query_tile + 1 < key_tiles ? query_tile + 1 : key_tiles;
 }
 
+// A block's tiles of queries, the longest blocks of a head first where they differ, and what it
+// goes over: as many tiles of keys as any of them sees.
+template <int kGroups>
+struct QueriesBlock {
+  int64_t head;
+  int first, last, steps;
+  int first_query, first_key;  // among all heads' tiles
+
+  template <class Job>
+  __device__ __forceinline__ explicit QueriesBlock(const Job& job) {
+    head = blockIdx.x / job.blocks;
+    first = (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
+    last = first + kGroups < job.query_tiles ? first + kGroups : job.query_tiles;
+    steps = tiles_seen(job.a, last - 1, job.key_tiles);
+    first_query = static_cast<int>(head * job.query_tiles + first);
+    first_key = static_cast<int>(head * job.key_tiles);
+  }
+  // By the thread that fetches: K's and V's tiles in turn.
+  template <class Ring, class Job, class State>
+  __device__ __forceinline__ void fetch_keys(Ring& ring, const Job& job, State& at) const {
+    for (int t = 0; t < 2 * steps; ++t, at.advance()) {
+      Mbarrier* const full = ring.barriers.begin(at, ring.slots[0].kBytes);
+      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, head, t / 2, full);
+    }
+  }
+};
+
+// Pairs of tiles that other warpgroups need, and this one not.
+template <class Ring, class State>
+__device__ __forceinline__ void skip_pairs(Ring& ring, State& at, int pairs) {
+  for (int t = 0; t < 2 * pairs; ++t) ring.barriers.wait(at), ring.barriers.give_back(at);
+}
+
 // A tile's logits from (i, j) on. Without a bias they are yet to be multiplied by `scale`, which is
 // not negative; with one they are made in base 2, and `scale` is 1 then.
 template <bool kBias>
@@ -76,46 +109,34 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
   if (threadIdx.x == 0) ring.barriers.init(kGroups);
   __syncthreads();
   take_turn();
-  // The longest blocks of a head first, where they differ.
-  const int64_t head = blockIdx.x / job.blocks;
-  const int first = (job.blocks - 1 - static_cast<int>(blockIdx.x) % job.blocks) * kGroups;
-  const int last = first + kGroups < job.query_tiles ? first + kGroups : job.query_tiles;
-  const int steps = tiles_seen(a, last - 1, job.key_tiles);
-  const int first_query = static_cast<int>(head * job.query_tiles + first);
-  const int first_key = static_cast<int>(head * job.key_tiles);
+  const QueriesBlock<kGroups> block(job);
   PipelineState<kForwardBuffers> at;
   if (group == kGroups) {  // producer
     registers_for_fetching<kGroups>();
     if (threadIdx.x % kGroup > 0) return;
-    mbarrier_expect(&ring.barriers.first, (last - first) * TileSlot<kWidth>::kBytes);
-    for (int g = 0; g < last - first; ++g)
-      fetch_tile(ring.q[g], job.q, head, first + g, &ring.barriers.first);
-    for (int t = 0; t < 2 * steps; ++t, at.advance()) {
-      Mbarrier* const full = ring.barriers.begin(at, TileSlot<kWidth>::kBytes);
-      fetch_tile(ring.slots[at.slot], t % 2 ? job.v : job.k, head, t / 2, full);
-    }
+    mbarrier_expect(&ring.barriers.first, (block.last - block.first) * TileSlot<kWidth>::kBytes);
+    for (int g = 0; g < block.last - block.first; ++g)
+      fetch_tile(ring.q[g], job.q, block.head, block.first + g, &ring.barriers.first);
+    block.fetch_keys(ring, job, at);
     return;
   }
   registers_for_math<kGroups>();
-  const int tile = first + group;
-  const int64_t b = head / a.heads, h = head % a.heads, i = static_cast<int64_t>(tile) * kTile;
-  const int mine = tile < last ? tiles_seen(a, tile, job.key_tiles) : 0;
-  // What other warpgroups need after this one's last tile.
-  const auto skip = [&] {
-    for (int t = 2 * mine; t < 2 * steps; ++t) ring.barriers.wait(at), ring.barriers.give_back(at);
-  };
-  if (!mine) return skip();
+  const int tile = block.first + group;
+  const int64_t head = block.head, i = static_cast<int64_t>(tile) * kTile;
+  const int64_t b = head / a.heads, h = head % a.heads;
+  const int mine = tile < block.last ? tiles_seen(a, tile, job.key_tiles) : 0;
+  if (!mine) return skip_pairs(ring, at, block.steps);
   const View<const float> bias = a.bias.head(b, h);
-  const float base2 = job.base2 * job.undo_q[first_query + group];
+  const float base2 = job.base2 * job.undo_q[block.first_query + group];
   float out[blocks_of(kWidth)][kSums], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
 #pragma unroll
-  for (int block = 0; block < blocks_of(kWidth); ++block)
+  for (int n = 0; n < blocks_of(kWidth); ++n)
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) out[block][e] = 0.f;
+    for (int e = 0; e < kSums; ++e) out[n][e] = 0.f;
   mbarrier_wait(&ring.barriers.first, 0);
 #pragma unroll 1
   for (int t = 0; t < mine; ++t) {
-    const float undo_k = job.undo_k[first_key + t], undo_v = job.undo_v[first_key + t];
+    const float undo_k = job.undo_k[block.first_key + t], undo_v = job.undo_v[block.first_key + t];
     Sums s;
     ring.barriers.wait(at);
     multiply(s, ring.q[group], ring.slots[at.slot]);
@@ -152,15 +173,15 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
     Fragments f;
     f.split(p);
     ring.barriers.wait(at);
-    const auto add = [&](int block, const auto& part) {
+    const auto add = [&](int n, const auto& part) {
 #pragma unroll
       for (int e = 0; e < part.kCount; ++e)
-        out[block][e] = fmaf(out[block][e], before[half_of(e)], part.at(e) * undo_v);
+        out[n][e] = fmaf(out[n][e], before[half_of(e)], part.at(e) * undo_v);
     };
     multiply_blocks(f, ring.slots[at.slot], add, [] {});
     ring.barriers.give_back(at);
   }
-  skip();
+  skip_pairs(ring, at, block.steps - mine);
 
   float scales[2];
   const Place place;
