@@ -464,15 +464,19 @@ def test_a_value_that_is_not_finite_reaches_the_rows_that_see_it(value, device):
     torch.testing.assert_close(out[finite], want[finite].float(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_mask_hides_keys_that_are_not_finite(device):
-    """What nobody sees by causality may be anything, but for zero times NaN in its gradients."""
-    q, k, v, dout = operands(1, 1, 20, 70, 16, device)
+@pytest.mark.parametrize("data", ["plain", "anew"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_no_query_sees_is_not_read(value, data, device):
+    """Keys and values behind the last query, by causality; also of a head that is made anew."""
+    q, k, v, dout = operands(1, 1, 20, 100, 16, device)
+    if data == "anew":
+        k[:, :, 7, 3] *= 2.0**40
     want = ours_of(q, k, v, None, True, 0.25, dout)
-    k = k.clone()
-    k[:, :, 20:] = math.nan
+    k, v = k.clone(), v.clone()
+    k[:, :, 20:] = v[:, :, 20:] = value
     got = ours_of(q, k, v, None, True, 0.25, dout)
-    for i in (0, 1, 3, 4):
-        torch.testing.assert_close(got[i][:, :, :20], want[i][:, :, :20], rtol=1e-5, atol=1e-5)
+    assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+    assert not any(t[:, :, 20:].any() for t in got[3:])
 
 
 # ------------------------------------------------------------------------------ bad input

@@ -156,11 +156,12 @@ __device__ __forceinline__ void plain_forward(PlainRoom& room, const PlainJob& j
   float out[kEachRows][kEachColumns] = {}, most[kEachRows], sum[kEachRows] = {};
 #pragma unroll
   for (int r = 0; r < kEachRows; ++r) most[r] = -INFINITY;
-  const int64_t seen = a.causal && block + kPlainRows < a.keys ? block + kPlainRows : a.keys;
-  for (int64_t j = 0; j < seen; j += kTile) {
+  const int64_t keys = a.seen();  // the others may hold NaN, and zero times NaN is NaN
+  const int64_t end = a.causal && block + kPlainRows < keys ? block + kPlainRows : keys;
+  for (int64_t j = 0; j < end; j += kTile) {
     __syncthreads();
-    load_plain(room.tile[0], a.k.head(b, h), j, a.keys, width);
-    load_plain(room.tile[1], a.v.head(b, h), j, a.keys, width);
+    load_plain(room.tile[0], a.k.head(b, h), j, keys, width);
+    load_plain(room.tile[1], a.v.head(b, h), j, keys, width);
     __syncthreads();
     float s[kEachRows][2];
     dot_plain(s, room.rows[0], room.tile[0], width);
@@ -225,7 +226,8 @@ __device__ __forceinline__ void plain_backward(PlainRoom& room, const PlainJob& 
                                     (of_keys ? a.v : a.grad).head(b, h)};
   const View<const float> others[2] = {(of_keys ? a.q : a.k).head(b, h),
                                        (of_keys ? a.grad : a.v).head(b, h)};
-  const int64_t rows = of_keys ? a.keys : a.queries, columns = of_keys ? a.queries : a.keys;
+  const int64_t keys = a.seen();
+  const int64_t rows = of_keys ? keys : a.queries, columns = of_keys ? a.queries : keys;
   load_plain(room.rows[0], own[0], block, rows, width);
   load_plain(room.rows[1], own[1], block, rows, width);
   float sums[kEachRows][kEachColumns] = {};  // dQ, or dK ...
@@ -264,8 +266,9 @@ __device__ __forceinline__ void plain_backward(PlainRoom& room, const PlainJob& 
   float scale[kEachRows], one[kEachRows];
 #pragma unroll
   for (int r = 0; r < kEachRows; ++r) scale[r] = a.scale, one[r] = 1.f;
-  store_plain((of_keys ? a.dk : a.dq).head(b, h), first, rows, a.width, sums, scale);
-  if (of_keys) store_plain(a.dv.head(b, h), first, rows, a.width, of_v, one);
+  const int64_t all = of_keys ? a.keys : a.queries;
+  store_plain((of_keys ? a.dk : a.dq).head(b, h), first, all, a.width, sums, scale);
+  if (of_keys) store_plain(a.dv.head(b, h), first, all, a.width, of_v, one);
 }
 
 __global__ void __launch_bounds__(kPlainThreads, 2)
