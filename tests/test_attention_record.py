@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import attention
+import attention_page
+import make_readme
+import provenance
 import pytest
+import recording
+import records
+import report
 import torch
 import torch.nn.functional as F
 
 import xgemm_torch
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
-FOLDERS = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
-sys.path[:0] = FOLDERS
-try:
-    import attention
-    import attention_page
-    import make_readme
-    import provenance
-    import recording
-    import records
-    import report
-finally:
-    for folder in FOLDERS:
-        sys.path.remove(folder)
-
 TINY = attention.Case("tiny", 2, 3, 20, 12, 8)
 CASES = (
     TINY,

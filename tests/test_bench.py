@@ -21,11 +21,6 @@ NAMES = [stage.name for stage in xgemm_torch.stages()]
 OTHERS = [stage.name for stage in xgemm_torch.stages() if not stage.strict]
 
 
-@pytest.fixture(autouse=True)
-def folder_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
 # Shapes and marks
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import re
-import sys
-from pathlib import Path
 
 import browser
 import pytest
+import report
 
 from xgemm_torch import registry
 from xgemm_torch.course.film import command, page
 from xgemm_torch.demo import tour
 from xgemm_torch.tools.console import console
 
-ROOT = Path(__file__).parent.parent
 STAGES = {stage.name: stage for stage in registry.stages()}
 # No shared memory; conflicts; register prefetch; cp.async; TMA and mbarriers; limbs, wgmma.
 FILMED = (
@@ -45,9 +43,6 @@ def films(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report_file(tmp_path_factory):
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import report
-
     path = tmp_path_factory.mktemp("report") / "report.html"
     report.main(["--html", str(path)])
     return path

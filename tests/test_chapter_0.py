@@ -24,9 +24,7 @@ all_stages = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def maker():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "docs"))
-        yield importlib.import_module("make_chapter_0")
+    return importlib.import_module("make_chapter_0")
 
 
 @pytest.fixture(scope="module")

@@ -6,20 +6,17 @@ import json
 import math
 import random
 import re
-import sys
 from pathlib import Path
 
+import compare
+import gate
+import paired
 import pytest
+import records
 
 import xgemm_torch
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
-import compare  # noqa: E402
-import gate  # noqa: E402
-import paired  # noqa: E402
-import records  # noqa: E402
-
 RECORD = max((ROOT / "benchmarks" / "results").glob("*/*-random.json"))
 TOLERANCE = 0.03
 

@@ -9,26 +9,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import examples_page
+import make_readme
 import pytest
+import records
+import run_examples
 import torch
+import ways
+from run_examples import PLANS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import xgemm_torch
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
-FOLDERS = [str(ROOT / name) for name in ("examples", "benchmarks", "docs")]
-sys.path[:0] = FOLDERS
-try:
-    import examples_page
-    import make_readme
-    import records
-    import run_examples
-    import ways
-    from run_examples import PLANS
-finally:
-    for folder in FOLDERS:
-        sys.path.remove(folder)
-
 FILES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "ways")
 NAMES = [path.stem for path in FILES]
 PAGE = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
@@ -47,9 +40,7 @@ def one_thread():
 
 
 def example(name):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples"))
-        return importlib.import_module(name)
+    return importlib.import_module(name)
 
 
 def job_of(name, way, **sizes):

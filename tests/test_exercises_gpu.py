@@ -7,8 +7,10 @@ import json
 import subprocess
 import sys
 
+import exercises as benchmark
 import numpy as np
 import pytest
+import records
 import torch
 
 from build_tools import cuda_toolkit, library
@@ -17,10 +19,6 @@ from xgemm_torch.__main__ import main
 from xgemm_torch.course import marks
 from xgemm_torch.course.exercises import check, exercise, gpu, gpu_worker, program, speed
 from xgemm_torch.course.exercises.exercise import SOLUTION, exercises, find
-
-sys.path.append(str(ROOT / "benchmarks"))
-import exercises as benchmark  # noqa: E402
-import records  # noqa: E402
 
 TOOLKIT = cuda_toolkit.find().toolkit
 needs_nvcc = pytest.mark.skipif(TOOLKIT is None, reason="there is no nvcc")

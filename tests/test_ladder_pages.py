@@ -25,9 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def maker():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "docs"))
-        yield importlib.import_module("make_ladder")
+    return importlib.import_module("make_ladder")
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,16 @@ import sys
 import types
 from pathlib import Path
 
+import peers
 import pytest
+import recording
+import records
 import torch
 
 from xgemm_torch.tools import accuracy, environment, timing
 from xgemm_torch.tools.contenders import Problem
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
-import peers  # noqa: E402
-import recording  # noqa: E402
-import records  # noqa: E402
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NO_GPU = not torch.cuda.is_available()
 SMALL = Problem("square 64", 64, 48, 80, "NT")

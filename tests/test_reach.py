@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import architectures
 import pytest
+import reach
+import reach_page
+import records
 import torch
 from torch import nn
 
 import xgemm_torch
 
 FOLDER = Path(xgemm_torch.__file__).resolve().parents[1] / "benchmarks"
-sys.path.insert(0, str(FOLDER))
-try:
-    import architectures
-    import reach
-    import reach_page
-    import records
-finally:
-    sys.path.remove(str(FOLDER))
 
 
 class Half(nn.Module):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from functools import cache
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import kinds
 import pytest
+import records
+import shapes
 
 import xgemm_torch
 from xgemm_torch.__main__ import COMMANDS
@@ -18,11 +20,6 @@ from xgemm_torch.tools import accuracy
 from xgemm_torch.tools.contenders import keeps, rows_of
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
-import kinds  # noqa: E402
-import records  # noqa: E402
-import shapes  # noqa: E402
-
 RESULTS = ROOT / "benchmarks" / "results"
 PROBLEMS = {p.label: p for p in shapes.suite()}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -71,9 +68,7 @@ def page(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def maker():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "docs"))
-        yield importlib.import_module("make_readme")
+    return importlib.import_module("make_readme")
 
 
 @all_stages

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
+import records
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
-import records  # noqa: E402
-
 RESULTS = ROOT / "benchmarks" / "results"
 STORED = sorted(RESULTS.rglob("*.json*"))
 

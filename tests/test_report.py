@@ -8,18 +8,15 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import geometric_mean
 
+import page
 import pytest
+import report
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
-import page  # noqa: E402
-import report  # noqa: E402
-
 PATHS = sorted(report.RESULTS.rglob("*.json*"))
 # Elements that HTML lets end without a tag, and those that have no content.
 OPEN = {"tr", "td", "th", "li", "p"}

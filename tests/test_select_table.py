@@ -26,11 +26,6 @@ FACTS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def folder_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-
 @pytest.fixture
 def model():
     import select_model

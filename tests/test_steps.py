@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import from_transformers
+import make_readme
+import provenance
 import pytest
+import recording
+import records
+import report
+import steps
 import torch
+import workloads
 
 import xgemm_torch
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
-FOLDERS = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
-sys.path[:0] = FOLDERS
-try:
-    import from_transformers
-    import make_readme
-    import provenance
-    import recording
-    import records
-    import report
-    import steps
-    import workloads
-finally:
-    for folder in FOLDERS:
-        sys.path.remove(folder)
-
 NAMES = list(workloads.WORKLOADS)
 LIBRARYS = list(from_transformers.MODELS)
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import records
+import suites
 import torch
 
 from xgemm_torch import __main__ as entry
 from xgemm_torch.tools import checkout
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
-import records  # noqa: E402
-import suites  # noqa: E402
-
 HERE = {"sources": "s1", "device": "chip", "torch": "2", "date": "2026-01-01T00:00:00+00:00"}
 # Counts its calls in the record; goes on with what is there.
 CODE = """
