@@ -13,6 +13,7 @@ import kinds
 import pytest
 import records
 import shapes
+import torch
 
 import xgemm_torch
 from xgemm_torch.__main__ import COMMANDS
@@ -540,11 +541,17 @@ def test_the_guides_settings_are_held_by_a_with():
 def test_python_runs(name, capsys):
     snippets = re.findall(r"```python\n(.*?)```", page(name), re.DOTALL)
     assert snippets
-    for snippet in snippets:
-        names: dict[str, Any] = {}
+    every: list[dict[str, Any]] = [{} for _ in snippets]
+    for snippet, names in zip(snippets, every, strict=True):
         exec(snippet, names)  # what a reader would paste
-        assert names["c"].shape == (512, 256)
-        assert isinstance(names["model"][0], xgemm_torch.nn.Linear) is False  # reverted
+    first, *others = every
+    assert first["c"].shape == (512, 256)
+    assert isinstance(first["model"][0], xgemm_torch.nn.Linear) is False  # reverted
+    for names in others:
+        field, at = names["field"], names["at"].requires_grad_()
+        (slope,) = torch.autograd.grad(field(at).sum(), at, create_graph=True)
+        (expected,) = torch.autograd.grad(slope[:, 0].sum(), at)
+        torch.testing.assert_close(names["u_xx"][:, 0], expected[:, 0])
     said = capsys.readouterr().out
     assert "1 of 1" in said and "kernel" in said
 
