@@ -144,6 +144,10 @@ NAMED = {
         lambda a, b, k: ops.sgemm_row_sums(a[1:].T, b[1:], trans_a=True, trans_b=True, kernel=k),
         "wgmma_fp16x3",
     ),
+    "a layer's gradients": (
+        lambda a, b, k: ops.linear_backward(a * 2, b, None, True, kernel=k)[1:],
+        "wgmma_fp16x3",
+    ),
     "a stage": (lambda a, b, k: ops.naive(a, b, kernel=k) + 1, "naive"),
     "limbs": (lambda a, b, k: (b + 1, ops.prepack(b + 1, kernel=k).float()), "wgmma_fp16x3"),
     "a product": (lambda a, b, k: sgemm(a, b, kernel=k) + 1, "naive"),

@@ -297,6 +297,50 @@ def check(
     return shape
 
 
+def linear_backward(
+    kernels: tuple[str, ...], grad: Any, x: Any, weight: Any, kernel: Any, precision: Any
+) -> None:
+    """Check a call of the operator ``linear_backward``.
+
+    Args:
+        kernels: the values that ``kernel`` may have.
+        grad: (M, N).
+        x: (M, K), or None.
+        weight: (N, K), or None.
+        kernel: as of ``xgemm_torch.sgemm``; and the precision likewise.
+        precision: see there.
+
+    Raises:
+        TypeError: an operand is no dense float32 tensor.
+        ValueError: sizes that do not fit, several devices, an unknown name, or no operand.
+    """
+    name = "linear_backward"
+    operands = {
+        arg: t for arg, t in (("grad", grad), ("x", x), ("weight", weight)) if t is not None
+    }
+    if len(operands) < 2:
+        raise ValueError(
+            f"{name}: x or weight must be given; a bias's gradient alone is grad.sum(0)"
+        )
+    for arg, t in operands.items():
+        _operand(name, arg, t)
+        if t.dim() != 2:
+            raise ValueError(f"{name}: {arg} must have 2 dimensions, got shape {_sizes(t.shape)}")
+    _devices(name, operands)
+    given = ", ".join(
+        f"{arg} is {None if t is None else _sizes(t.shape)}"
+        for arg, t in (("grad", grad), ("x", x), ("weight", weight))
+    )
+    fits = [t.shape[0] == grad.shape[i] for i, t in enumerate((x, weight)) if t is not None]
+    if x is not None and weight is not None:
+        fits.append(x.shape[1] == weight.shape[1])
+    for fit in fits:
+        torch._check_value(
+            fit, lambda: f"{name}: sizes differ: {given}; needed are (M, N), (M, K) and (N, K)"
+        )
+    check_options(name, kernels, kernel, precision)
+
+
 def storage(name: str, arg: str, t: Any) -> None:
     """Check that an operand's storage holds all that its view reaches.
 

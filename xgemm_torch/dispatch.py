@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import attention, attention_ops, convolutions, grouped
+from .flops import of_linear_backward
 from .ops import OPS
 
 _SGEMM, _SGEMM_OUT = OPS["sgemm"], torch.ops.xgemm.sgemm.out
@@ -280,6 +281,7 @@ class Mode(TorchDispatchMode):
                 self._add(op, _inseparable)
         for op in (_SGEMM, _SGEMM_OUT, torch.ops.xgemm.sgemm_row_sums.default):
             self._add(op, _ours, _flops_of_sgemm)
+        self._add(torch.ops.xgemm.linear_backward.default, _ours, _flops_of_linear_backward)
         self._add(attention_ops.FORWARD, _ours, _flops_of_attention)
         self._add(attention_ops.BACKWARD, _ours, _flops_of_attention_backward)
 
@@ -578,6 +580,10 @@ def _flops_of_sgemm(args: Any, kwargs: Any, result: Any) -> int:
     return 2 * product.numel() * args[0].shape[-2 if kwargs.get("trans_a") else -1]
 
 
+def _flops_of_linear_backward(args: Any, kwargs: Any, result: Any) -> int:
+    return of_linear_backward(*(None if t is None else t.shape for t in args[:3]))
+
+
 def _flops_of_attention(args: Any, kwargs: Any, result: Any) -> int:
     return attention_ops.flops_of_forward(args[0].shape, args[1].shape)
 
@@ -616,8 +622,8 @@ def _flops_of_rnn(name: str, args: Any) -> int:
 def _functions() -> Iterator[CodeType]:
     """The code of what a call runs."""
     for function in (_torch_dispatch, _of_subclasses, _reason, _flops, _flops_of_rnn,
-                     _flops_of_sgemm, _flops_of_attention, _flops_of_attention_backward,
-                     Tally.leave):  # fmt: skip
+                     _flops_of_sgemm, _flops_of_linear_backward, _flops_of_attention,
+                     _flops_of_attention_backward, Tally.leave):  # fmt: skip
         yield function.__code__
     for factory in (_product, _grouped, _convolution, _convolution_backward, _attention,
                     _attention_backward, _counted, _composite, _inseparable, _ours):  # fmt: skip

@@ -30,6 +30,11 @@ def _product(
     return 2 * math.prod(out_shape) * a_shape[-2 if trans_a else -1]
 
 
+def of_linear_backward(grad: Any, x: Any, weight: Any, *args: Any, **kwargs: Any) -> int:
+    """A product for each gradient that is asked for, of the shapes of the operands."""
+    return sum(2 * math.prod(grad) * t[1] for t in (x, weight) if t is not None)
+
+
 class _Finder(MetaPathFinder):
     """Finds the counter as it would be found without this, and registers when it is made.
 

@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
 from ._checks import Words, known
-from .ops import overridden, refuse_grad, sgemm_as
+from .ops import are_matrices, linear_of_matrices, overridden, refuse_grad, sgemm_as
 from .types import Activation, Precision
 
 if TYPE_CHECKING:
@@ -64,6 +64,12 @@ def linear(
         )
     if TYPE_CHECKING:  # a packed weight has gone its way
         assert isinstance(weight, Tensor)
+    if not is_compiling() and are_matrices(x, weight, bias):
+        try:
+            return linear_of_matrices(LINEAR, x, weight, bias, activation, precision, kernel)
+        except ValueError:
+            _bias_fits(bias, weight)
+            raise
     how: dict[str, Any] = {"precision": precision, "kernel": kernel, "activation": activation}
     if isinstance(x, Tensor) and x.is_nested and x.layout is torch.jagged:
         ragged: Any = x
@@ -333,7 +339,7 @@ def _bias_fits(bias: Tensor | None, weight: Tensor) -> None:
     if rank != weight.dim() - 1 or (rank == 1 and bias.shape[0] not in (1, weight.shape[0])):
         raise ValueError(
             f"linear: bias must be of shape {tuple(weight.shape[:-1])}, got {_sizes(bias)}"
-        )
+        ) from None
 
 
 def _rows(x: Tensor) -> Tensor:

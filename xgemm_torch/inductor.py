@@ -7,9 +7,9 @@ makes `sgemm`, and so `linear`, `mm` and every converted layer, an out= call lik
 products: in memory that it pads, aligns, plans and reuses. The bits are those of eager mode.
 
 Stages that are called as operators of their own (``torch.ops.xgemm.naive``), ``sgemm_row_sums``,
-``prepack``, code in C++ (``cpp_wrapper``) and AOTInductor's packages keep the operator that returns
-a tensor. Inductor's own lowering of those fails at an argument ``kernel``, the name of a parameter
-that it has itself: here the argument is added to the call afterwards.
+``linear_backward``, ``prepack``, code in C++ (``cpp_wrapper``) and AOTInductor's packages keep the
+operator that returns a tensor. Inductor's own lowering of those fails at an argument ``kernel``,
+the name of a parameter that it has itself: here the argument is added to the call afterwards.
 
 Importing Inductor takes seconds, so importing the package does not: `register` is called by the
 operators' fake kernels, which run before any lowering, once Inductor is loaded.
@@ -56,7 +56,8 @@ def _register() -> bool:
             return fallback_handler(op, add_to_fallback_set=False)(*operands, **flags)
 
         register_lowering(sgemm, type_promotion_kind=None)(_lowering(as_returned))
-        for name in ("sgemm_row_sums", "prepack", *(stage.name for stage in stages())):
+        own = ("sgemm_row_sums", "linear_backward", "prepack")
+        for name in (*own, *(stage.name for stage in stages())):
             op = getattr(torch.ops.xgemm, name).default
             register_lowering(op, type_promotion_kind=None)(_with_kernel(op))
         # A lowering of one's own has no constraint; an operator that is not tagged as flexible has.
@@ -86,7 +87,8 @@ def _with_kernel(op: torch._ops.OpOverload) -> Any:
     def lowering(*operands: Any, kernel: str = "auto", **flags: Any) -> Any:
         results = fallback(*operands, **flags)
         if kernel != "auto":
-            first = results[0] if isinstance(results, (list, tuple)) else results
+            all_of = results if isinstance(results, (list, tuple)) else [results]
+            first: Any = next(result for result in all_of if result is not None)
             call = first.get_defining_op()
             if isinstance(call, ir.MultiOutput):  # since torch 2.14 one result is the call itself
                 call = call.inputs[0]

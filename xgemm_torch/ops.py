@@ -17,8 +17,10 @@ Which way a call goes:
 - the operator itself, also where it is called directly: its kernels for the Autograd key and for
   the key at which ``torch.func`` begins lead to the same functions.
 
-``sgemm_row_sums`` is a product with the sums of a's rows: a linear layer's backward makes of one
-reading of its output's gradient those of weight and bias. It is not differentiable.
+``linear_backward`` makes the gradients of a linear layer in one call: two products, and the bias's
+from the same reading of the output's gradient as the weight's. ``sgemm_row_sums`` is that product
+with the sums of a's rows alone, for convolutions. Neither is differentiable, and DTensor has no
+rules for them: what is to be differentiated again, and tensors of other classes, go by ``sgemm``.
 
 ``sgemm.out`` is not, either, and torch does not compile an operator that returns what it
 writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
@@ -92,7 +94,7 @@ OPS: dict[str, torch._ops.OpOverload] = {
 }
 _SGEMM = OPS["sgemm"]
 _SGEMM_OUT = torch.ops.xgemm.sgemm.out
-_ROW_SUMS = torch.ops.xgemm.sgemm_row_sums.default
+_LINEAR_BACKWARD = torch.ops.xgemm.linear_backward.default
 
 # ---------------------------------------------------------------------------------------------
 # What has no public name in torch. Without these names the calls below take the slower way.
@@ -125,6 +127,8 @@ def transforming() -> bool:
     """Whether operands may be more than numbers: under ``torch.func``, or in forward mode."""
     return _functorch_active() or _forward_mode()
 
+
+_unwrap_if_dead: Callable[[Tensor], Tensor] | None = getattr(functorch, "unwrap_if_dead", None)
 
 _UNTRACED = (Tensor, torch.nn.Parameter)
 
@@ -162,7 +166,7 @@ def _product(name: str, a: Tensor, b: Tensor, c: Tensor | None = None, **flags: 
 
         return at_level(name, a, b, c, flags)
     if _forward_mode() or _any_requires_grad(a, b, c):
-        return _Plain.apply(name, a, b, c, flags, None)
+        return _recorded(name, a, b, c, flags, None)
     return _forward(name, a, b, c, flags, None)
 
 
@@ -185,14 +189,14 @@ def _forward(
         sharding.register()
     with _BelowAutograd():
         if keyset is None:
-            return OPS[name](a, b, c, **flags)
+            return OPS[name]._op(a, b, c, **flags)
         return OPS[name].redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """Keep what ``backward`` and ``jvp`` need of the inputs of ``_forward``, and no more."""
     ctx.op, a, b, c, ctx.flags, _ = inputs  # a node has a method `name`
-    _, need_a, need_b, *_ = ctx.needs_input_grad
+    _, need_a, need_b, _, _, _ = ctx.needs_input_grad
     ctx.save_for_backward(a if need_b else None, b if need_a else None)
     ctx.shapes = a.shape, b.shape, None if c is None else c.shape
     ctx.set_materialize_grads(False)
@@ -234,26 +238,44 @@ def _stacks(t: Tensor) -> bool:
     )
 
 
-def _with_row_sums(name: str, a: Tensor, b: Tensor, **flags: Any) -> tuple[Tensor, Tensor] | None:
-    """``_product``, and the sums of a's rows over K, made as the product reads them.
+def _of_linear(
+    ctx: Any, grad: Tensor, a: Tensor | None, b: Tensor | None
+) -> tuple[Tensor | None, ...] | None:
+    """The gradients of a b^T + c, c the bias of a linear layer or none, by one operator.
 
-    None where this is not one call of an operator: then they are an operation of their own.
+    None where this is not one call of it, and each gradient an operation of its own.
     """
+    flags, shape = ctx.flags, ctx.shapes[2]
+    _, need_a, need_b, need_c, _, _ = ctx.needs_input_grad
     if (
-        a.dim() != 2
-        or b.dim() != 2
+        not flags.get("trans_b")
+        or not (need_a or need_b)
+        or grad.dim() != 2
+        or flags.get("trans_a")
+        or flags.get("alpha", 1.0) != 1
+        or (
+            need_c and (len(shape) != 1 or shape[0] != grad.shape[1] or flags.get("beta", 1.0) != 1)
+        )
         or torch.is_grad_enabled()
         or is_compiling()
         or _functorch_active()
-        or _forward_mode()
-        or type(a) not in _UNTRACED
-        or type(b) not in _UNTRACED
+        or forward_ad._current_level >= 0
+        or type(grad) not in _UNTRACED
+        or (a is not None and type(a) not in _UNTRACED)
+        or (b is not None and type(b) not in _UNTRACED)
     ):
         return None
-    if name != "sgemm":
-        flags["kernel"] = name
+    kept = {}
+    if "precision" in flags:
+        kept["precision"] = flags["precision"]
+    if ctx.op != "sgemm":
+        kept["kernel"] = ctx.op
+    elif "kernel" in flags:
+        kept["kernel"] = flags["kernel"]
     with _BelowAutograd():
-        return _ROW_SUMS(a, b, **flags)
+        return _LINEAR_BACKWARD._op(
+            grad, a if need_b else None, b if need_a else None, need_c, **kept
+        )
 
 
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
@@ -269,56 +291,60 @@ def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
     return grad.sum((*range(lead), *ones), keepdim=True).view(shape)
 
 
+def _of_product(ctx: Any, grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of a, b and c that are needed, each by operations that have gradients."""
+    grad_a = grad_b = grad_c = None
+    ta, tb, beta, kept = _split(ctx.flags)
+    a_shape, b_shape, c_shape = ctx.shapes
+    _, need_a, need_b, need_c, _, _ = ctx.needs_input_grad
+
+    def times(x: Tensor, y: Tensor, trans_x: bool, trans_y: bool) -> Tensor:
+        flags = dict(kept)
+        if trans_x:
+            flags["trans_a"] = True
+        if trans_y:
+            flags["trans_b"] = True
+        return _product(ctx.op, x, y, **flags)
+
+    def shared(shape: torch.Size) -> bool:
+        return grad.dim() == 3 and (len(shape) == 2 or _checks.known(shape[0] == 1))
+
+    if need_a:
+        if shared(a_shape) and (pair := _one_product(grad.mT, b if tb else b.mT)):
+            x, y = reversed(pair) if ta else pair
+            grad_a = times(x, y, True, False).view(a_shape)
+        else:
+            grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
+            grad_a = _reduced(grad_a, a_shape)
+    if need_b:
+        if shared(b_shape) and (pair := _one_product(a.mT if ta else a, grad)):
+            x, y = reversed(pair) if tb else pair
+            grad_b = times(x, y, True, False).view(b_shape)
+        else:
+            grad_b = times(grad, a, True, ta) if tb else times(a, grad, not ta, False)
+            grad_b = _reduced(grad_b, b_shape)
+    if need_c and beta == 0:
+        grad_c = grad.new_zeros(c_shape)
+    elif need_c:
+        grad_c = _reduced(grad, c_shape)
+        if beta != 1:
+            grad_c = grad_c * beta
+    return grad_a, grad_b, grad_c
+
+
 class _Rules:
     """What both autograd Functions below share: the derivatives of one product."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        grad_a = grad_b = grad_c = None
-        if grad is not None:
-            a, b = ctx.saved_tensors
-            ta, tb, beta, kept = _split(ctx.flags)
-            a_shape, b_shape, c_shape = ctx.shapes
-            _, need_a, need_b, need_c, *_ = ctx.needs_input_grad
-
-            def flags(trans_x: bool, trans_y: bool) -> dict[str, Any]:
-                turned = {"trans_a": trans_x, "trans_b": trans_y}
-                return {**kept, **{key: True for key, value in turned.items() if value}}
-
-            def times(x: Tensor, y: Tensor, trans_x: bool, trans_y: bool) -> Tensor:
-                return _product(ctx.op, x, y, **flags(trans_x, trans_y))
-
-            def shared(shape: torch.Size) -> bool:
-                return grad.dim() == 3 and (len(shape) == 2 or _checks.known(shape[0] == 1))
-
-            if need_a:
-                if shared(a_shape) and (pair := _one_product(grad.mT, b if tb else b.mT)):
-                    x, y = reversed(pair) if ta else pair
-                    grad_a = times(x, y, True, False).view(a_shape)
-                else:
-                    grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
-                    grad_a = _reduced(grad_a, a_shape)
-            # Of a linear layer, whose bias's gradient is the sum of grad's rows.
-            bias = need_c and beta == 1 and len(c_shape) == 1 and grad.shape[-1:] == c_shape
-            if need_b and bias and tb:
-                pair = _with_row_sums(ctx.op, grad, a, **flags(True, ta))
-                if pair is not None:
-                    return None, grad_a, *pair, None, None
-            if need_b:
-                if shared(b_shape) and (pair := _one_product(a.mT if ta else a, grad)):
-                    x, y = reversed(pair) if tb else pair
-                    grad_b = times(x, y, True, False).view(b_shape)
-                else:
-                    grad_b = times(grad, a, True, ta) if tb else times(a, grad, not ta, False)
-                    grad_b = _reduced(grad_b, b_shape)
-            if need_c and beta == 0:
-                grad_c = grad.new_zeros(c_shape)
-            elif need_c:
-                grad_c = _reduced(grad, c_shape)
-                if beta != 1:
-                    grad_c = grad_c * beta
-        return None, grad_a, grad_b, grad_c, None, None
+        if grad is None:
+            return (None,) * 6
+        a, b = ctx.saved_tensors
+        found = _of_linear(ctx, grad, a, b)
+        if found is None:
+            found = _of_product(ctx, grad, a, b)
+        return None, *found, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
@@ -354,6 +380,23 @@ class _Plain(_Rules, Function):
         return _forward(*inputs)
 
 
+def _recorded(
+    name: str, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any],
+    keyset: torch._C.DispatchKeySet | None,
+) -> Tensor:  # fmt: skip
+    """``_Plain.apply``, without the time in which torch's own looks for arguments' defaults.
+
+    A tensor that has outlived a transform of ``torch.func`` is unwrapped, as it is there.
+    """
+    if _unwrap_if_dead is None:
+        return _Plain.apply(name, a, b, c, flags, keyset)
+    a, b, c = _unwrap_if_dead(a), _unwrap_if_dead(b), c if c is None else _unwrap_if_dead(c)
+    return _APPLY(name, a, b, c, flags, keyset)
+
+
+_APPLY: Callable[..., Tensor] = super(Function, _Plain).apply
+
+
 def _differentiable(
     name: str,
     a: Tensor,
@@ -367,17 +410,16 @@ def _differentiable(
         # Below a Function's forward it is too late: the operands kept would be the uncast ones.
         a, b, c = _float32(a), _float32(b), _float32(c)
     activation = flags.get("activation", "none")
-    apart = ["activation"] if activation != "none" else []
-    if _functorch_active():
-        apart.append("packed")  # a transform would wrap it; the bits are the same without
-    if apart:
-        flags = {key: value for key, value in flags.items() if key not in apart}
     if _functorch_active():
         from .levels import at_level
 
-        out = at_level(name, a, b, c, flags)
+        apart = ("activation", "packed")  # a transform would wrap it; the bits are the same without
+        kept = {key: value for key, value in flags.items() if key not in apart}
+        out = at_level(name, a, b, c, kept)
     else:
-        out = _Plain.apply(name, a, b, c, flags, keyset)
+        if activation != "none":
+            flags = {key: value for key, value in flags.items() if key != "activation"}
+        out = _recorded(name, a, b, c, flags, keyset)
     return out if activation == "none" else ACTIVATIONS[activation](out)
 
 
@@ -597,6 +639,7 @@ for _name in NAMES:
 
 
 flops.register(getattr(torch.ops.xgemm, name) for name in (*NAMES, "sgemm_row_sums"))
+flops.register([torch.ops.xgemm.linear_backward], flops.of_linear_backward)
 
 SGEMM = own_words("sgemm")
 
@@ -676,16 +719,35 @@ def _row_sums_fake(a: Tensor, b: Tensor, **flags: Any) -> tuple[Tensor, Tensor]:
     return a.new_empty(m, n), a.new_empty(m)
 
 
-def _row_sums_autograd(
-    keyset: torch._C.DispatchKeySet, a: Tensor, b: Tensor, **flags: Any
-) -> tuple[Tensor, Tensor]:
-    if _any_requires_grad(a, b, None):
-        raise RuntimeError("sgemm_row_sums has no derivatives: use sgemm and a.sum, or no_grad()")
-    with _BelowAutograd():
-        return _ROW_SUMS.redispatch(keyset & torch._C._after_autograd_keyset, a, b, **flags)
+@torch.library.register_fake("xgemm::linear_backward", lib=_LIB)
+def _linear_backward_fake(
+    grad: Tensor, x: Tensor | None, weight: Tensor | None, bias: bool, *,
+    precision: str = "fp32", kernel: str = "auto",
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    inductor.register()
+    _checks.linear_backward(KERNELS["sgemm"], grad, x, weight, kernel, precision)
+    return (
+        None if weight is None else grad.new_empty(grad.shape[0], weight.shape[1]),
+        None if x is None else grad.new_empty(grad.shape[1], x.shape[1]),
+        grad.new_empty(grad.shape[1]) if bias else None,
+    )
 
 
-_LIB.impl("sgemm_row_sums", _row_sums_autograd, "Autograd", with_keyset=True)
+def _register_without_derivatives(name: str, instead: str) -> None:
+    op = getattr(torch.ops.xgemm, name).default
+
+    def kernel(keyset: torch._C.DispatchKeySet, *operands: Any, **flags: Any) -> Any:
+        needs = (t.requires_grad for t in operands if isinstance(t, Tensor))
+        if torch.is_grad_enabled() and any(needs):
+            raise RuntimeError(f"{name} has no derivatives: use {instead}, or no_grad()")
+        with _BelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *operands, **flags)
+
+    _LIB.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+_register_without_derivatives("sgemm_row_sums", "sgemm and a.sum")
+_register_without_derivatives("linear_backward", "sgemm and grad.sum")
 
 
 @torch.library.register_fake("xgemm::prepack", lib=_LIB)
@@ -777,23 +839,28 @@ def sgemm(
             assert isinstance(b, Tensor)
         if out is not None:
             return _into(out, a, b, c, flags)
-        if _functorch_active():
-            return _transformed("sgemm", a, b, c, flags)
-        if (
-            (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
-            and torch.is_grad_enabled()
-        ) or forward_ad._current_level >= 0:
-            if torch._C._get_tracing_state() is not None:  # torch.jit.trace records operators
-                return _SGEMM(a, b, c, **flags)
-            return _differentiable("sgemm", a, b, c, flags)
-        if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
-            sharding.register()
-        with _BelowAutograd():
-            return _SGEMM(a, b, c, **flags)
+        return _eager(a, b, c, flags)
     except Exception as error:
         if not has_torch_function_variadic(a, b, c, out):  # else they have raised it themselves
             _raise_as_python(error, "sgemm", a, b, c, out=out, **flags)
         raise
+
+
+def _eager(a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
+    """``sgemm`` of tensors that override nothing, where nothing is compiled."""
+    if _functorch_active():
+        return _transformed("sgemm", a, b, c, flags)
+    if torch._C._get_tracing_state() is not None:  # torch.jit.trace records operators
+        return _SGEMM(a, b, c, **flags)
+    if (
+        (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
+        and torch.is_grad_enabled()
+    ) or forward_ad._current_level >= 0:
+        return _differentiable("sgemm", a, b, c, flags)
+    if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
+        sharding.register()
+    with _BelowAutograd():
+        return _SGEMM._op(a, b, c, **flags)
 
 
 def overridden(function: Callable[..., Any], operands: Any, *args: Any, **kwargs: Any) -> Any:
@@ -819,6 +886,35 @@ def sgemm_as(
     except (TypeError, ValueError, RuntimeError) as error:
         _raise_as_python(error, "sgemm", a, b, c, out=out, words=words, **flags)
         raise
+
+
+def linear_of_matrices(
+    words: Words, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation,
+    precision: Precision, kernel: str,
+) -> Tensor:  # fmt: skip
+    """``sgemm_as`` of a linear layer in eager mode, the short way: `are_matrices` is true."""
+    flags: dict[str, Any] = {"trans_b": True}
+    try:
+        if precision != "fp32":
+            flags["precision"] = precision
+        if kernel != "auto":
+            flags["kernel"] = kernel
+        if activation != "none":
+            flags["activation"] = activation
+        return _eager(x, weight, bias, flags)
+    except Exception as error:
+        _raise_as_python(error, "sgemm", x, weight, bias, words=words, **flags)
+        raise
+
+
+def are_matrices(x: Any, weight: Any, bias: Any) -> bool:
+    """Whether these are two matrices and a vector, or none, of torch's own class."""
+    return (
+        type(x) in _UNTRACED
+        and type(weight) in _UNTRACED
+        and x.dim() == 2 == weight.dim()
+        and (bias is None or (type(bias) in _UNTRACED and bias.dim() == 1))
+    )
 
 
 def sgemm_packed(

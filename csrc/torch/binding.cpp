@@ -115,7 +115,8 @@ View<const float> view(const Tensor& t, const Shape& s, bool transpose) {
 
 // The stage that `kernel` (on sgemm) or the operator itself names, or null for auto.
 const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour) {
-  const bool any = op == "sgemm" || op == "prepack" || op == kRowSumsOp || op == kGroupedOp;
+  const bool any = op == "sgemm" || op == "prepack" || op == kRowSumsOp ||
+                   op == kLinearBackwardOp || op == kGroupedOp;
   if (!any && kernel != "auto" && kernel != op)
     bad(op, "kernel must be 'auto' or '", op, "' here, got '", kernel,
         "'; torch.ops.xgemm.sgemm takes any");

@@ -22,7 +22,7 @@ using torch::stable::detail::from;
 using torch::stable::detail::to;
 
 // Operators that take any stage, beside sgemm and prepack.
-constexpr const char* kRowSumsOp = "sgemm_row_sums";
+constexpr const char *kRowSumsOp = "sgemm_row_sums", *kLinearBackwardOp = "linear_backward";
 constexpr const char* kGroupedOp = "grouped_mm";
 constexpr const char *kAttentionOp = "attention_forward",
                      *kAttentionBackwardOp = "attention_backward";

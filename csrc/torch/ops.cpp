@@ -159,8 +159,8 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.a = view(x.a, a, x.trans_a);
   g.b = view(x.b, b, x.trans_b);
   // What auto takes for "fp32" makes one chain, or none, or several that are as finite as one.
-  const bool chosen =
-      x.precision != "ieee" && x.kernel == "auto" && (op == "sgemm" || op == kRowSumsOp);
+  const bool chosen = x.precision != "ieee" && x.kernel == "auto" &&
+                      (op == "sgemm" || op == kRowSumsOp || op == kLinearBackwardOp);
   if (!chosen || is_narrow(g.m, g.n)) g.split_k_size = split_k_size_of(g);
   g.match_single_chain_overflow = x.precision == "fp32";
   g.alpha = factor(op, "alpha", x.alpha);
@@ -394,18 +394,27 @@ Arguments arguments(StableIValue* stack) {
 }
 constexpr uint64_t kArguments = 11;
 
+Tensor sum_over(const Tensor& t, int64_t axis) {
+  return torch::stable::sum(t, torch::headeronly::IntHeaderOnlyArrayRef(&axis, 1));
+}
+
 // A row-major result.
 Tensor new_result(const Tensor& like, const Gemm& g, bool batched) {
   return new_floats(like, {g.batch, g.m, g.n}, std::max<int64_t>(g.n, 1), batched);
 }
 
-void functional(const std::string& op, StableIValue* stack) {
-  const Arguments x = arguments(stack);
+// The product, and, if they are wanted, the sums of A's rows over K, which the stage makes if it
+// reads A row by row, and ATen otherwise.
+Tensor product(const std::string& op, const Arguments& x, RowSums* sums = nullptr) {
   const Gemm g = describe(op, x);
-  const bool batched = x.a.dim() == 3 || x.b.dim() == 3;
-  const Tensor out = new_result(x.a, g, batched);
-  run(op, g, x, out, matrix(op, "out", out));
-  stack[0] = from(out);
+  const Tensor out = new_result(x.a, g, x.a.dim() == 3 || x.b.dim() == 3);
+  run(op, g, x, out, matrix(op, "out", out), sums);
+  if (sums && !*sums) *sums = sum_over(x.a, x.trans_a ? 0 : 1);
+  return out;
+}
+
+void functional(const std::string& op, StableIValue* stack) {
+  stack[0] = from(product(op, arguments(stack)));
 }
 
 void sgemm_op(StableIValue* stack, uint64_t, uint64_t) { functional("sgemm", stack); }
@@ -424,8 +433,6 @@ void sgemm_out_op(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = from(out);
 }
 
-// The product and the sums of A's rows over K, which the stage makes if it reads A row by row, and
-// ATen otherwise.
 void row_sums_op(StableIValue* stack, uint64_t, uint64_t) {
   const std::string op = kRowSumsOp;
   const Arguments x{.a = to<Tensor>(stack[0]),
@@ -439,18 +446,57 @@ void row_sums_op(StableIValue* stack, uint64_t, uint64_t) {
                     .kernel = to<std::string>(stack[6]),
                     .activation = "none",
                     .packed = std::nullopt};
-  const Gemm g = describe(op, x);
   if (x.a.dim() != 2 || x.b.dim() != 2)
     bad(op, "a and b must have 2 dimensions, got shapes ", shape_of(x.a), " and ", shape_of(x.b));
-  const Tensor out = new_result(x.a, g, false);
   RowSums sums;
-  run(op, g, x, out, matrix(op, "out", out), &sums);
-  if (!sums) {
-    const int64_t along_k = x.trans_a ? 0 : 1;
-    sums = torch::stable::sum(x.a, torch::headeronly::IntHeaderOnlyArrayRef(&along_k, 1));
-  }
-  stack[0] = from(out);
+  stack[0] = from(product(op, x, &sums));
   stack[1] = from(*sums);
+}
+
+// An operand that is one matrix, checked by its own name.
+void check_matrix(const std::string& op, const char* name, const Tensor& t, const Tensor& first) {
+  check_tensor(op, name, t, first);
+  if (t.dim() != 2) bad(op, name, " must have 2 dimensions, got shape ", shape_of(t));
+  matrix(op, name, t);
+}
+
+// Of y = x W^T + b, from the gradient of y: those of x, for which W is given, of W, for which x is,
+// and of b. One that is not asked for is an undefined tensor.
+void linear_backward_op(StableIValue* stack, uint64_t, uint64_t) {
+  const std::string op = kLinearBackwardOp;
+  const auto grad = to<Tensor>(stack[0]);
+  const auto x = to<std::optional<Tensor>>(stack[1]), weight = to<std::optional<Tensor>>(stack[2]);
+  const bool bias = to<bool>(stack[3]);
+  const auto precision = to<std::string>(stack[4]), kernel = to<std::string>(stack[5]);
+  if (!x && !weight) bad(op, "x or weight must be given; a bias's gradient alone is grad.sum(0)");
+  check_matrix(op, "grad", grad, grad);
+  if (x) check_matrix(op, "x", *x, grad);
+  if (weight) check_matrix(op, "weight", *weight, grad);
+  if ((x && x->size(0) != grad.size(0)) || (weight && weight->size(0) != grad.size(1)) ||
+      (x && weight && x->size(1) != weight->size(1)))
+    bad(op, "sizes differ: grad is ", shape_of(grad), ", x is ", x ? shape_of(*x) : "None",
+        ", weight is ", weight ? shape_of(*weight) : "None",
+        "; needed are (M, N), (M, K) and (N, K)");
+  const auto times = [&](const Tensor& b, bool trans_a, RowSums* sums) {
+    return product(op,
+                   {.a = grad,
+                    .b = b,
+                    .c = std::nullopt,
+                    .alpha = 1.,
+                    .beta = 1.,
+                    .trans_a = trans_a,
+                    .trans_b = false,
+                    .precision = precision,
+                    .kernel = kernel,
+                    .activation = "none",
+                    .packed = std::nullopt},
+                   sums);
+  };
+  const Tensor of_x = weight ? times(*weight, false, nullptr) : Tensor();
+  RowSums of_bias;
+  const Tensor of_weight = x ? times(*x, true, bias ? &of_bias : nullptr) : Tensor();
+  if (bias && !of_bias) of_bias = sum_over(grad, 0);
+  stack[0] = from(of_x), stack[1] = from(of_weight), stack[2] = from(of_bias.value_or(Tensor()));
 }
 
 void grouped_op(StableIValue* stack, uint64_t, uint64_t) {
@@ -515,6 +561,10 @@ std::vector<Operator> operators() {
            "(Tensor a, Tensor b, *, float alpha=1.0, bool trans_a=False, bool "
            "trans_b=False, str precision=\"fp32\", str kernel=\"auto\") -> (Tensor, Tensor)",
        true});
+  all.push_back({std::string(kLinearBackwardOp) +
+                     "(Tensor grad, Tensor? x, Tensor? weight, bool bias, *, str "
+                     "precision=\"fp32\", str kernel=\"auto\") -> (Tensor, Tensor, Tensor)",
+                 true});
   all.push_back({std::string(kGroupedOp) +
                      "(Tensor a, Tensor b, Tensor offs, *, str kernel=\"auto\") -> Tensor",
                  true});
@@ -546,6 +596,7 @@ void register_kernels() {
     library->impl("sgemm", &sgemm_op);
     library->impl("sgemm.out", &sgemm_out_op);
     library->impl(kRowSumsOp, &row_sums_op);
+    library->impl(kLinearBackwardOp, &linear_backward_op);
     library->impl(kGroupedOp, &grouped_op);
     library->impl(kAttentionOp, &attention_op);
     library->impl(kAttentionBackwardOp, &attention_backward_op);
