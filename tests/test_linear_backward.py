@@ -8,6 +8,7 @@ from typing import Any
 import problems
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from problems import same_bits
 from test_stages import on_every_device
 from torch import Tensor
@@ -48,6 +49,16 @@ def test_bits_are_those_of_two_operators(how, m, n, k, device):
     got = linear_backward(grad, x, weight, True, **how)
     assert all(map(same_bits, got, apart(grad, x, weight, **how)))
     assert all(t.is_contiguous() for t in got)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{}, {"precision": "ieee"}], ids=str)
+@pytest.mark.parametrize("sizes", [(16384, 256, 256), (1024, 3072, 768), (40, 32, 9000)], ids=str)
+def test_the_device_chooses_what_it_does_for_two_operators(how, sizes):
+    """Sizes for stages with limbs, and such that a long k is cut where a stage says so."""
+    grad, x, weight = operands(*sizes, "cuda")
+    got = linear_backward(grad, x, weight, True, **how)
+    assert all(map(same_bits, got, apart(grad, x, weight, **how)))
 
 
 @on_every_device
@@ -166,17 +177,19 @@ def test_opcheck(given):
 
 
 class Calls(TorchDispatchMode):
-    """The names of the operators called, and which operands of ours were given."""
+    """The names of the operators called; which operands ours was given, and with what flags."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
         self.given: list[tuple[bool, ...]] = []
+        self.flags: list[dict[str, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(str(func))
         if self.names[-1] == OPERATOR:
             self.given.append((args[1] is not None, args[2] is not None, args[3]))
+            self.flags.append(kwargs or {})
         return func(*args, **(kwargs or {}))
 
     @property
@@ -192,7 +205,9 @@ def layers(bias: bool = True, **how: Any) -> tuple[torch.nn.Linear, torch.nn.Lin
 
 
 @pytest.mark.parametrize("shape", [(9, 5), (2, 9, 5), (5,), (0, 5)])
-@pytest.mark.parametrize("how", [{}, {"activation": "gelu"}, {"kernel": "naive"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"activation": "gelu"}, {"kernel": "naive", "precision": "ieee"}], ids=str
+)
 @pytest.mark.parametrize("need", list(itertools.product([False, True], repeat=3)), ids=str)
 def test_a_layer_calls_it_once(need, how, shape):
     """Also for a part of the gradients, but for a bias's alone, which is a sum."""
@@ -209,6 +224,7 @@ def test_a_layer_calls_it_once(need, how, shape):
     once = need[0] or need[1]
     assert [name for name in calls.products if "xgemm" in name] == [OPERATOR] * once
     assert calls.given == [(need[1], need[0], need[2])] * once
+    assert calls.flags == [{key: how[key] for key in how if key != "activation"}] * once
     activation = xgemm_torch.ops.ACTIVATIONS.get(layer.activation, lambda y: y)
     want = activation(torch.nn.functional.linear(x, layer.weight, layer.bias)).pow(2).sum()
     for mine, other in zip(got, torch.autograd.grad(want, leaves), strict=True):
@@ -263,12 +279,43 @@ def test_transforms_take_sgemm():
     ]
     for way in ways:
         torch.testing.assert_close(way(layer), way(stock), rtol=1e-4, atol=1e-4)
-    seeds, leaf = torch.randn(4, 9, 6), x.clone().requires_grad_()
-    batched = [
-        torch.autograd.grad(m(leaf), (leaf, *m.parameters()), seeds, is_grads_batched=True)
-        for m in (layer, stock)
-    ]
-    for mine, other in zip(*batched, strict=True):
+
+
+@pytest.mark.parametrize("need", [(True, True), (True, False), (False, True)], ids=str)
+def test_batches_of_gradients(need):
+    """By autograd, in a loop of the dispatcher's, and by ``vmap``, whose rule is that of sgemm."""
+    seeds = torch.randn(4, 9, 6)
+    ways, found = ("autograd", "vmap"), {}
+    for name, module in zip(("ours", "torch's"), reversed(layers()), strict=True):
+        torch.manual_seed(1)
+        x = torch.randn(9, 5, requires_grad=need[0])
+        module.weight.requires_grad_(need[1])
+        y, leaves = module(x), [t for t in (x, *module.parameters()) if t.requires_grad]
+
+        def of(seed: Tensor, y: Any = y, leaves: Any = leaves, **how: Any) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(y, leaves, seed, retain_graph=True, **how)
+
+        found["autograd", name] = of(seeds, is_grads_batched=True)
+        with Calls() as calls:
+            found["vmap", name] = torch.func.vmap(of)(seeds)
+        assert OPERATOR not in calls.names
+    for way in ways:
+        for mine, other in zip(found[way, "ours"], found[way, "torch's"], strict=True):
+            torch.testing.assert_close(mine, other)
+
+
+def test_tangents_of_a_gradient():
+    """Forward mode over a backward that makes no graph."""
+    stock, layer = layers()
+    x = torch.randn(9, 5, requires_grad=True)
+    grad, tangent = torch.randn(9, 6), torch.randn(9, 6)
+    found = []
+    for module in (layer, stock):
+        with forward_ad.dual_level():
+            seed = forward_ad.make_dual(grad, tangent)
+            got = torch.autograd.grad(module(x), (x, *module.parameters()), seed)
+            found.append([forward_ad.unpack_dual(t).tangent for t in got])
+    for mine, other in zip(*found, strict=True):
         torch.testing.assert_close(mine, other)
 
 
@@ -325,18 +372,23 @@ def test_checkpoints(reentrant):
 
 
 @pytest.mark.parametrize(
-    "how", [{"alpha": 2.0}, {"beta": 3.0}, {"trans_a": True}, {"c": (1, 6)}, {"c": (1,)}], ids=str
-)
+    "how",
+    [
+        {"alpha": 2.0}, {"beta": 3.0}, {"trans_a": True},
+        {"c": (1, 6)}, {"c": (6, 6)}, {"c": (1,)}, {"c": ()},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_products_that_are_no_layer_of_torchs(how):
     """Their gradients are operations of their own."""
     how = {"alpha": 1.0, "beta": 1.0, "trans_a": False, **how}
-    x = torch.randn((5, 9) if how["trans_a"] else (9, 5), requires_grad=True)
+    x = torch.randn((5, 6) if how["trans_a"] else (6, 5), requires_grad=True)
     weight = torch.randn(6, 5, requires_grad=True)
     c = torch.randn(how.pop("c", (6,)), requires_grad=True)
     y = xgemm_torch.sgemm(x, weight, c, trans_b=True, **how)
     rows = x.mT if how["trans_a"] else x
     want = how["alpha"] * rows @ weight.mT + how["beta"] * c
-    grad = torch.randn(9, 6)
+    grad = torch.randn(6, 6)
     with Calls() as calls:
         got = torch.autograd.grad(y, (x, weight, c), grad)
     assert OPERATOR not in calls.names
@@ -383,6 +435,8 @@ def test_tensors_that_outlive_a_transform_are_unwrapped():
     x = torch.randn(9, 5)
     torch.func.grad(f)(x)
     stock, layer = layers()
-    got, want = (torch.autograd.grad(m(kept[0]).pow(2).sum(), m.weight) for m in (layer, stock))
-    torch.testing.assert_close(got[0], want[0])
-    assert not torch._C._functorch.is_functorch_wrapped_tensor(layer(kept[0]))
+    y = layer(kept[0])
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    assert wrapped(kept[0]) and not any(map(wrapped, y.grad_fn.saved_tensors[:1]))
+    (got,) = torch.autograd.grad(y.sum(), layer.weight)
+    torch.testing.assert_close(got, torch.autograd.grad(stock(x).sum(), stock.weight)[0])

@@ -243,14 +243,14 @@ def _of_linear(
 ) -> tuple[Tensor | None, ...] | None:
     """The gradients of a b^T + c, c the bias of a linear layer or none, by one operator.
 
-    None where this is not one call of it, and each gradient an operation of its own.
+    An operand was kept where the other's gradient is needed. None where this is not one call of the
+    operator, and each gradient is an operation of its own.
     """
-    flags, shape = ctx.flags, ctx.shapes[2]
-    _, need_a, need_b, need_c, _, _ = ctx.needs_input_grad
+    flags, shape, need_c = ctx.flags, ctx.shapes[2], ctx.needs_input_grad[3]
     if (
         not flags.get("trans_b")
-        or not (need_a or need_b)
         or grad.dim() != 2
+        or (a is None and b is None)
         or flags.get("trans_a")
         or flags.get("alpha", 1.0) != 1
         or (
@@ -273,9 +273,7 @@ def _of_linear(
     elif "kernel" in flags:
         kept["kernel"] = flags["kernel"]
     with _BelowAutograd():
-        return _LINEAR_BACKWARD._op(
-            grad, a if need_b else None, b if need_a else None, need_c, **kept
-        )
+        return _LINEAR_BACKWARD._op(grad, a, b, need_c, **kept)
 
 
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
