@@ -10,11 +10,13 @@ XGEMM_STAGES           a comma list of stages to build, by number or name; all b
 TORCH_CUDA_ARCH_LIST   GPUs to compile for; ``8.0 9.0a 9.0+PTX`` by default
 XGEMM_LINE_INFO        ``1``: kernels with line numbers, by which Nsight Compute shows a source
                        and compute-sanitizer names a line; the library grows by half
+XGEMM_CUDART           CUDA's libcudart_static.a, by default the toolkit's own
 XGEMM_GLIBC            the oldest glibc that the library must load with, as in ``2.28``; by
                        default this machine's. ``make wheel`` sets it
 CUDA_HOME, CUDA_PATH   the CUDA toolkit; by default that of the nvcc on the PATH, else
                        /usr/local/cuda*, else NVIDIA's wheels in this Python
-CXX                    g++ 11 or newer
+CXX                    g++ 11 or newer; one that compiles for another processor makes a library
+                       for that one, without torch's of it being here
 MAX_JOBS               compilers at once; by default one a core, as far as memory goes
 =====================  =========================================================================
 
@@ -117,6 +119,8 @@ class Build(BuildExtension):
         for linker in ("linker_so", "linker_so_cxx"):
             words = getattr(self.compiler, linker, None) or []
             words[:] = [word for word in words if not word.startswith("-Wl,-rpath")]
+            if words and plan.compiler.crosses:
+                words[0] = plan.compiler.path
         print("compiling csrc/torch and linking", flush=True)
         with quiet():
             super().build_extensions()
@@ -154,8 +158,14 @@ extension = CppExtension(
     py_limited_api=ABI3,
 )
 
+options = {"bdist_wheel": {"py_limited_api": "cp310"}} if ABI3 else {}
+if plan.compiler.crosses:
+    machine = plan.compiler.machine
+    options.setdefault("bdist_wheel", {})["plat_name"] = f"linux_{machine}"
+    options["build"] = {"build_base": f"build/{machine}"}  # beside what is built for this one
+
 setup(
     ext_modules=[extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=True), "build_py": Python},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}} if ABI3 else {},
+    options=options,
 )

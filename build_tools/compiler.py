@@ -16,15 +16,25 @@ _OLDEST = 11  # the first g++ with the C++20 that the sources use
 
 @dataclass(frozen=True)
 class Compiler:
-    """A g++: its path, and its version as ``"12.2.0"``."""
+    """A g++: its path, its version as ``"12.2.0"``, and the processor that it compiles for."""
 
     path: str
     version: str
+    machine: str = os.uname().machine
 
     @property
     def name(self) -> str:
         """``"g++ 12.2.0"``."""
         return f"g++ {self.version}"
+
+    @property
+    def crosses(self) -> bool:
+        """Whether what it compiles does not run here."""
+        return self.machine != os.uname().machine
+
+    def tool(self, name: str) -> str:
+        """A program of binutils for the same processor."""
+        return _said([self.path, f"-print-prog-name={name}"]).strip()
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Compiler:
@@ -38,12 +48,15 @@ def find(environ: Mapping[str, str] = os.environ) -> Compiler:
     if path is None:
         raise BuildError(f"no C++ compiler: there is no {wanted!r}; on Debian: apt-get install g++")
     # Its own words would be translated where the locale is not English.
-    text = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, env={**environ, "LC_ALL": "C"}
-    ).stdout
+    text = _said([path, "--version"], {**environ, "LC_ALL": "C"})
     match = re.search(r"\b(\d+)\.(\d+)\.(\d+)\b", text.partition("\n")[0])
     if "clang" in text or "Free Software Foundation" not in text or not match:
         raise BuildError(f"{path} is not g++; set CXX to a g++ of version {_OLDEST} or newer")
     if int(match[1]) < _OLDEST:
         raise BuildError(f"{path} is g++ {match[0]}; version {_OLDEST} or newer is needed")
-    return Compiler(path, match[0])
+    machine = _said([path, "-dumpmachine"]).partition("-")[0].strip()
+    return Compiler(path, match[0], machine or os.uname().machine)
+
+
+def _said(command: list[str], environ: Mapping[str, str] = os.environ) -> str:
+    return subprocess.run(command, capture_output=True, text=True, env=dict(environ)).stdout

@@ -14,9 +14,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from .settings import BuildError
 
 _OLDEST = (12, 0)  # the first nvcc with C++20 and sm_90a
 
@@ -68,11 +71,16 @@ def find(
     environ: Mapping[str, str] = os.environ,
     system: Path = Path("/usr/local"),
     site: Path | None = None,
+    machine: str = os.uname().machine,
+    runtime: str = "",
 ) -> Search:
-    """Looks for a toolkit in the places above; `system` and `site` stand in for two of them."""
+    """Looks for a toolkit in the places above; `system` and `site` stand in for two of them.
+
+    Its static runtime is that of `machine`, or the file `runtime`.
+    """
     rejected: list[str] = []
     for nvcc, found in _candidates(environ, system, site):
-        toolkit = _inspect(nvcc, found, environ)
+        toolkit = _inspect(nvcc, found, environ, machine, runtime)
         if isinstance(toolkit, Toolkit):
             return Search(toolkit, tuple(rejected))
         rejected.append(toolkit)
@@ -101,7 +109,9 @@ def _by_version(path: Path) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", path.name)]
 
 
-def _inspect(nvcc: Path, found: str, environ: Mapping[str, str]) -> Toolkit | str:
+def _inspect(
+    nvcc: Path, found: str, environ: Mapping[str, str], machine: str, given: str
+) -> Toolkit | str:
     """The toolkit of an nvcc, or why it cannot be used."""
     if not nvcc.exists():
         return f"{nvcc} (from {found}) does not exist"
@@ -120,18 +130,51 @@ def _inspect(nvcc: Path, found: str, environ: Mapping[str, str]) -> Toolkit | st
     root = Path(top[1].strip()).resolve()
     if (root / "bin" / "nvcc").exists():
         nvcc = root / "bin" / "nvcc"
-    runtime = next((path for path in _libraries(root) if path.exists()), None)
+    places = [Path(given)] if given else _libraries(root, machine)
+    runtime = next((path for path in places if path.exists()), None)
     if runtime is None:
-        return f"{root} holds no libcudart_static.a"
+        return f"{given or root} holds no libcudart_static.a" + _of_another(machine)
     return Toolkit(nvcc, root, f"{version[1]}.{version[2]}", runtime, found)
 
 
-def _libraries(root: Path) -> Iterator[Path]:
-    machine = os.uname().machine
+def _libraries(root: Path, machine: str) -> Iterator[Path]:
     system = f"/usr/lib/{machine}-linux-gnu"  # where Debian's own package puts it
     targets = f"targets/{'sbsa' if machine == 'aarch64' else machine}-linux/lib"
-    for place in (root / "lib64", root / "lib", root / targets, Path(system)):
+    own = (root / "lib64", root / "lib") if machine == os.uname().machine else ()
+    for place in (*own, root / targets, Path(system)):
         yield place / "libcudart_static.a"
+
+
+def _of_another(machine: str) -> str:
+    """What to do about the runtime of a processor that is not this one's, in words."""
+    own = machine == os.uname().machine
+    return "" if own else f" for {machine}; XGEMM_CUDART can name one, as `make wheel` does"
+
+
+def fetch_runtime(version: str, machine: str, folder: Path) -> Path:
+    """Fetches another processor's static runtime from NVIDIA's wheel on PyPI.
+
+    Args:
+        version: of the toolkit, ``"13.0"``.
+        machine: the processor, ``"aarch64"``.
+        folder: where to.
+
+    Raises:
+        BuildError: pip finds no such wheel, or it has no static runtime.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command += ["--platform", f"manylinux2014_{machine}", f"nvidia-cuda-runtime=={version}.*"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = sorted(folder.glob("nvidia_cuda_runtime-*.whl"))
+    if done.returncode or not wheels:
+        words = (done.stderr.strip().splitlines() or ["failed"])[-1]
+        raise BuildError(f"no CUDA runtime {version} for {machine} from PyPI: {words}")
+    with zipfile.ZipFile(wheels[-1]) as packed:
+        for name in packed.namelist():
+            if name.endswith("/libcudart_static.a"):
+                return Path(packed.extract(name, folder))
+    raise BuildError(f"{wheels[-1].name} holds no libcudart_static.a")
 
 
 def _output(command: list[str | Path], env: Mapping[str, str]) -> str:

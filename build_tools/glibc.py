@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .compiler import Compiler
@@ -90,12 +90,23 @@ def write(folder: Path, oldest: str, compiler: Compiler) -> list[Path]:
     return made
 
 
+def stand_in(folder: Path, names: Sequence[str], compiler: Compiler) -> None:
+    """Makes libraries without symbols, for those of another processor, which are not here.
+
+    What is linked with them needs them by name; its other symbols are found when it is loaded.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        options = ["-shared", "-nostdlib", f"-Wl,-soname,{name}"]
+        _compiled(compiler, folder / name, _stub({})[1], "assembler", options)
+
+
 def _symbols(compiler: Compiler, library: str) -> Iterator[tuple[str, str]]:
     """Names and versions of a library's functions, and of what `_OWN` has."""
     path = _said(compiler.path, f"-print-file-name={library}").strip()
     if not Path(path).is_file():
         return
-    for line in _said("objdump", "-T", path).splitlines():
+    for line in _said(compiler.tool("objdump"), "-T", path).splitlines():
         match = _SYMBOL.match(line)
         if match and (match["kind"] == "F" or "i" in match["flags"] or match["name"] in _OWN):
             yield match["name"], match["version"]

@@ -17,7 +17,6 @@ races and stray accesses by them (csrc/emulator/watch.cpp).
 from __future__ import annotations
 
 import fcntl
-import os
 import shlex
 import sys
 import time
@@ -36,6 +35,9 @@ from .settings import ROOT, BuildError, Settings
 from .sources import Sources
 
 BUILD_DIR = Path("build", "xgemm")
+
+# Torch's libraries that the module needs.
+TORCH = ("libtorch.so", "libtorch_cpu.so", "libc10.so")
 
 # Its initializer finds all stages registered: those of the objects before it have run.
 LAST = "loaded"
@@ -87,6 +89,11 @@ class Plan:
     stubs: list[Path] = field(default_factory=list)
 
     @property
+    def torch_stubs(self) -> Path | None:
+        """Where stand-ins of torch's libraries lie for another processor; None at home."""
+        return self.root / self.build_dir / "torch" if self.compiler.crosses else None
+
+    @property
     def ninja_file(self) -> Path:
         """The build.ninja, relative to the root."""
         return self.build_dir / "build.ninja"
@@ -102,7 +109,7 @@ class Plan:
 
     def machine_flags(self) -> str:
         """Flags for the processor: FMA has to be asked for on x86-64, others always have it."""
-        return "-mfma" if os.uname().machine in ("x86_64", "AMD64") else ""
+        return "-mfma" if self.compiler.machine in ("x86_64", "AMD64") else ""
 
     def path_flags(self) -> str:
         """Flags that keep the repository's place on this machine out of what is built."""
@@ -110,15 +117,18 @@ class Plan:
 
 
 def make_plan(settings: Settings, root: Path = ROOT, build_dir: Path = BUILD_DIR) -> Plan:
-    """Looks around and decides.
+    """Looks around and decides. What is for another processor lies beside `build_dir`.
 
     Raises:
         BuildError: There is no g++; CUDA was asked for and there is no nvcc; a setting is wrong.
     """
     targets = archs_module.parse(settings.archs)
+    compiler = compiler_module.find()
+    if compiler.crosses:
+        build_dir = build_dir.with_name(f"{build_dir.name}-{compiler.machine}")
     toolkit, why = None, "XGEMM_CUDA=0"
     if settings.cuda != "0":
-        search = cuda_toolkit.find()
+        search = cuda_toolkit.find(machine=compiler.machine, runtime=settings.runtime)
         toolkit, why = search.toolkit, search.why_not
         if settings.cuda == "1" and toolkit is None:
             raise BuildError(f"XGEMM_CUDA=1, but there is {why}")
@@ -126,7 +136,7 @@ def make_plan(settings: Settings, root: Path = ROOT, build_dir: Path = BUILD_DIR
         root=root,
         build_dir=build_dir,
         settings=settings,
-        compiler=compiler_module.find(),
+        compiler=compiler,
         toolkit=toolkit,
         why_no_cuda="" if toolkit else why,
         archs=targets if toolkit else (),
@@ -170,6 +180,8 @@ def write(plan: Plan) -> None:
     if oldest := plan.settings.glibc:
         folder = plan.root / plan.build_dir / f"glibc-{oldest}"
         plan.stubs[:] = glibc.write(folder, oldest, plan.compiler)
+    if plan.torch_stubs:
+        glibc.stand_in(plan.torch_stubs, TORCH, plan.compiler)
 
 
 def nvcc_rule(nvcc: str) -> str:
@@ -191,6 +203,8 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
     file.rule("nvcc", nvcc_rule(nvcc), "cuda $in", depfile=True)
     compress = COMPRESS if float(plan.toolkit.version) >= 13 else ""
     line_info = LINE_INFO if plan.settings.line_info else ""
+    # The toolkit's headers are the same for every processor; nvcc looks for those of its own name.
+    headers = f" -I{plan.toolkit.root / 'include'}" if plan.compiler.crosses else ""
     units = [
         (each.path, plan.cuda_archs(each)) for each in (*plan.sources.stages, *plan.sources.fused)
     ]
@@ -200,7 +214,7 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
             continue
         out, log = obj / f"{source.stem}.o", obj / f"{source.stem}.ptxas.txt"
         gencode = " ".join(arch.gencode for arch in targets)
-        flags = f"{CUDA_KERNEL}{line_info}{compress} {gencode}"
+        flags = f"{CUDA_KERNEL}{line_info}{compress} {gencode}{headers}"
         file.build("nvcc", out, [source], also_makes=[log], flags=flags, log=str(log))
         plan.objects.append(out)
 
@@ -232,7 +246,10 @@ def link_flags(plan: Plan) -> list[str]:
     kernels loads where there is no CUDA, and beside another CUDA runtime. Lines of the emulator's
     kernels, of which its reports speak, are kept small.
     """
-    flags = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
+    needed = ["-ltorch"]
+    if plan.torch_stubs:  # which have no symbols for which they would be needed
+        needed = [f"-L{plan.torch_stubs}", *(f"-l{name[3:-3]}" for name in TORCH)]
+    flags = ["-Wl,--no-as-needed", *needed, "-Wl,--as-needed"]
     flags.append("-Wl,--compress-debug-sections=zlib")
     if plan.toolkit:
         flags.append(str(plan.toolkit.static_runtime))

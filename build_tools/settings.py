@@ -26,6 +26,7 @@ class Settings:
         jobs: Compilers to run at once.
         line_info: Whether machine code names the lines of its source, for profilers.
         glibc: The oldest glibc to load with, or an empty string for this machine's.
+        runtime: ``libcudart_static.a``, or an empty string for the toolkit's.
     """
 
     cuda: str = "auto"
@@ -34,6 +35,7 @@ class Settings:
     jobs: int = 1
     line_info: bool = False
     glibc: str = ""
+    runtime: str = ""
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -54,7 +56,8 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
     stages = environ.get("XGEMM_STAGES", "").replace(",", " ").split()
     archs = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     glibc = environ.get("XGEMM_GLIBC", "").strip()
-    return Settings(cuda, tuple(stages), archs, int(jobs), line_info == "1", glibc)
+    runtime = environ.get("XGEMM_CUDART", "").strip()
+    return Settings(cuda, tuple(stages), archs, int(jobs), line_info == "1", glibc, runtime)
 
 
 def require_python_headers(folder: str = sysconfig.get_paths()["include"]) -> None:

