@@ -7,8 +7,8 @@ without code that are named as glibc's, and that have of every function the newe
 not too new. At run time nothing is left of them but names and versions, which every
 glibc from the wanted one on has.
 
-A few symbols have no such version. What libstdc++'s headers ask for is defined here; any other
-keeps its version, and ``auditwheel`` refuses the wheel.
+A few symbols have no such version. What libstdc++ and its headers ask for is defined here; any
+other keeps its version, and ``auditwheel`` refuses the wheel.
 """
 
 from __future__ import annotations
@@ -30,6 +30,23 @@ _OWNERS = {
 _LIBRARIES = ("libc.so.6", "libm.so.6", *_OWNERS)
 # False means that there may be threads: reference counts are then atomic.
 _OWN = {"__libc_single_threaded": "char __libc_single_threaded = 0;"}
+# For another processor libstdc++ is static, and asks for these. Calls of the system by number have
+# no version.
+_OF_STATIC_LIBSTDCXX = {
+    "arc4random": "unsigned arc4random(void) {\n"
+    "  unsigned x = 0;\n"
+    "  while (syscall(SYS_getrandom, &x, sizeof x, 0) != sizeof x) {}\n"
+    "  return x;\n"
+    "}",
+    "stat": "int stat(const char* path, void* to) {\n"
+    "  return syscall(SYS_newfstatat, -100, path, to, 0);  // AT_FDCWD\n"
+    "}",
+    "lstat": "int lstat(const char* path, void* to) {\n"
+    "  return syscall(SYS_newfstatat, -100, path, to, 0x100);  // AT_SYMLINK_NOFOLLOW\n"
+    "}",
+    "fstat64": "int fstat64(int file, void* to) { return syscall(SYS_fstat, file, to); }",
+}
+_BEFORE_OWN = "#include <sys/syscall.h>\nlong syscall(long, ...);\n"
 # What objdump -T prints of a symbol that is defined: flags (i: a function that is chosen by the
 # processor), kind (F: a function), section, size, version, name.
 _SYMBOL = re.compile(
@@ -61,6 +78,7 @@ def write(folder: Path, oldest: str, compiler: Compiler) -> list[Path]:
     """
     limit = numbers(oldest)
     stubs: dict[str, dict[str, str]] = {}  # by library: functions and their versions
+    ours = _OWN | (_OF_STATIC_LIBSTDCXX if compiler.crosses else {})
     own = []
     for library in _LIBRARIES:
         found: dict[str, set[tuple[int, ...]]] = {}
@@ -70,8 +88,8 @@ def write(folder: Path, oldest: str, compiler: Compiler) -> list[Path]:
         if all(max(versions) <= limit for versions in found.values()):
             continue
         for name, versions in sorted(found.items()):
-            if name in _OWN:
-                own += [_OWN[name]] if max(versions) > limit else []
+            if name in ours:
+                own += [ours[name]] if max(versions) > limit else []
             elif owner := _owner(name, library, moved=max(versions) > limit):
                 chosen = max((v for v in versions if v <= limit), default=max(versions))
                 stubs.setdefault(owner, {})[name] = ".".join(map(str, chosen))
@@ -84,7 +102,7 @@ def write(folder: Path, oldest: str, compiler: Compiler) -> list[Path]:
         options.append(f"-Wl,--version-script={folder / library}.map")
         made.append(_compiled(compiler, folder / library, code, "assembler", options))
     if own:
-        code = "\n".join(own) + "\n"
+        code = _BEFORE_OWN + "\n".join(own) + "\n"
         options = ["-c", "-fPIC", "-fvisibility=hidden"]
         made.append(_compiled(compiler, folder / "own.o", code, "c", options))
     return made

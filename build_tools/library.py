@@ -250,6 +250,8 @@ def link_flags(plan: Plan) -> list[str]:
     if plan.torch_stubs:  # which have no symbols for which they would be needed
         needed = [f"-L{plan.torch_stubs}", *(f"-l{name[3:-3]}" for name in TORCH)]
     flags = ["-Wl,--no-as-needed", *needed, "-Wl,--as-needed"]
+    if plan.torch_stubs:  # torch's own have what an older libstdc++ has not
+        flags.append("-static-libstdc++")
     flags.append("-Wl,--compress-debug-sections=zlib")
     if plan.toolkit:
         flags.append(str(plan.toolkit.static_runtime))

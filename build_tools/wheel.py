@@ -12,6 +12,7 @@ runtime comes from NVIDIA's wheel for that one; torch's libraries are needed by 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from . import compiler as compiler_module
 from . import cuda_toolkit, settings
+from .glibc import numbers
 from .settings import ROOT, BuildError
 
 GLIBC = "2.28"  # torch's own wheels need it
@@ -44,10 +46,13 @@ def make(out: Path) -> Path:
         (wheel,) = built.glob("*.whl")
         repaired = Path(scratch) / "repaired"
         graft = [word for name in TORCHS for word in ("--exclude", name)]
+        # auditwheel knows the tags of its own processor by name, those of another from the wheel.
         tag = f"manylinux_{GLIBC.replace('.', '_')}_{compiler.machine}"
-        where = ["--plat", tag, "--wheel-dir", str(repaired)]
+        where = ["--plat", "auto" if compiler.crosses else tag, "--wheel-dir", str(repaired)]
         _run("-m", "auditwheel", "repair", *graft, *where, str(wheel))
         (wheel,) = repaired.glob("*.whl")
+        if oldest_glibc(wheel.name) > numbers(GLIBC):
+            raise BuildError(f"{wheel.name} needs a newer glibc than {GLIBC}")
         _run("-m", "twine", "check", "--strict", str(wheel))
         _run("-m", "check_wheel_contents", str(wheel))
         if (size := wheel.stat().st_size) > LIMIT:
@@ -55,6 +60,12 @@ def make(out: Path) -> Path:
         place = out / wheel.name
         place.write_bytes(wheel.read_bytes())
     return place
+
+
+def oldest_glibc(name: str) -> tuple[int, ...]:
+    """The oldest glibc that a wheel of this name says it loads with; none is newer than any."""
+    tags = re.findall(r"manylinux_(\d+)_(\d+)_", name)
+    return min((tuple(map(int, tag)) for tag in tags), default=(sys.maxsize,))
 
 
 def _run(*command: str, environ: Mapping[str, str] = os.environ) -> None:

@@ -6,12 +6,22 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import xgemm_torch
-from build_tools import archs, compiler, cuda_toolkit, environment, library, ninja_file, settings
+from build_tools import (
+    archs,
+    compiler,
+    cuda_toolkit,
+    environment,
+    glibc,
+    library,
+    ninja_file,
+    settings,
+)  # fmt: skip
 from build_tools import sources as sources_module
 from build_tools import summary as summary_module
 from build_tools.settings import ROOT, BuildError, Settings
@@ -224,6 +234,24 @@ def test_unusable_toolkits_are_passed_over_and_named(tmp_path):
     assert search(tmp_path, **gone).toolkit.root == good
 
 
+def test_the_runtime_of_another_processor(tmp_path):
+    """From the toolkit's folder of that one, or as it is given; its own is another's."""
+    root = fake_toolkit(tmp_path / "cuda")
+    how = {"environ": {"PATH": str(root / "bin")}, "system": tmp_path, "site": tmp_path}
+    found = cuda_toolkit.find(**how, machine="other64")
+    assert found.toolkit is None
+    assert "libcudart_static.a for other64; XGEMM_CUDART can name one" in found.why_not
+    given = tmp_path / "given.a"
+    given.touch()
+    found = cuda_toolkit.find(**how, machine="other64", runtime=str(given))
+    assert found.toolkit.static_runtime == given
+    folder = root / "targets" / "other64-linux" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libcudart_static.a").touch()
+    found = cuda_toolkit.find(**how, machine="other64")
+    assert found.toolkit.static_runtime == folder / "libcudart_static.a"
+
+
 def test_missing_cuda_home_is_named(tmp_path):
     found = search(tmp_path, CUDA_HOME=str(tmp_path / "missing"))
     assert "(from $CUDA_HOME) does not exist" in found.why_not
@@ -231,7 +259,7 @@ def test_missing_cuda_home_is_named(tmp_path):
 
 def test_cuda_asked_for_and_not_to_be_had(monkeypatch):
     nothing = cuda_toolkit.Search(None, ())
-    monkeypatch.setattr(cuda_toolkit, "find", lambda: nothing)
+    monkeypatch.setattr(cuda_toolkit, "find", lambda **_: nothing)
     with pytest.raises(BuildError, match="XGEMM_CUDA=1, but there is no nvcc"):
         library.make_plan(Settings(cuda="1"))
     plan = library.make_plan(Settings(cuda="auto"))
@@ -240,7 +268,55 @@ def test_cuda_asked_for_and_not_to_be_had(monkeypatch):
 
 
 def test_compiler():
-    assert compiler.find().name.startswith("g++ ")
+    found = compiler.find()
+    assert found.name.startswith("g++ ")
+    assert found.machine == os.uname().machine and not found.crosses
+
+
+@pytest.fixture
+def cross(tmp_path, monkeypatch):
+    """A g++ that says it compiles for another processor, and links as this one's does."""
+    says = 'echo "g++ 12.2.0"; echo "Copyright (C) Free Software Foundation"'
+    fake = script(
+        tmp_path / "other64-linux-gnu-g++",
+        f'case "$1" in\n--version) {says} ;;\n-dumpmachine) echo other64-linux-gnu ;;\n'
+        f'*) exec {compiler.find().path} "$@" ;;\nesac',
+    )
+    monkeypatch.setenv("CXX", str(fake))
+    return fake
+
+
+def test_a_compiler_for_another_processor(cross):
+    found = compiler.find()
+    assert (found.path, found.machine, found.crosses) == (str(cross), "other64", True)
+    assert Path(shutil.which(found.tool("objdump"))).name.endswith("objdump")
+
+
+def test_a_build_for_another_processor(cross, tmp_path):
+    """It lies by itself, and is linked with torch's libraries by their names alone."""
+    plan = library.make_plan(Settings(cuda="0"), build_dir=tmp_path / "xgemm")
+    assert plan.build_dir == tmp_path / "xgemm-other64"
+    assert plan.machine_flags() == ""
+    flags = library.link_flags(plan)
+    assert f"-L{plan.torch_stubs}" in flags and "-static-libstdc++" in flags
+    assert {"-ltorch", "-ltorch_cpu", "-lc10"} <= set(flags[: flags.index("-Wl,--as-needed")])
+    glibc.stand_in(plan.torch_stubs, library.TORCH, plan.compiler)
+    empty = tmp_path / "empty.so"
+    made = [str(cross), "-shared", "-nostdlib", "-o", str(empty), *flags[:5]]
+    subprocess.run(made, check=True, timeout=60)
+    needs = subprocess.run(["readelf", "-d", empty], capture_output=True, text=True, check=True)
+    assert all(f"[{name}]" in needs.stdout for name in library.TORCH)
+
+
+def test_kernels_for_another_processor_have_the_toolkits_headers(cross, tmp_path):
+    root = fake_toolkit(tmp_path / "cuda")
+    toolkit = cuda_toolkit.Toolkit(root / "bin" / "nvcc", root, "13.0", root / "x.a", "here")
+    plan = replace(library.make_plan(Settings(cuda="0")), toolkit=toolkit, archs=archs.parse(""))
+    file = ninja_file.NinjaFile(plan.build_dir)
+    library._write_cuda(plan, file, tmp_path)
+    file.write(tmp_path / "build.ninja")
+    text = (tmp_path / "build.ninja").read_text()
+    assert f"-ccbin {cross}" in text and f" -I{root / 'include'}" in text
 
 
 @pytest.mark.parametrize(
