@@ -6,8 +6,7 @@
 Helmholtz's equation, u_xx + u_yy + k^2 u = f on the unit square, zero on its edge, with f such that
 u = sin(2 pi x) sin(2 pi y). Adam goes first, L-BFGS after it. The network gives u, u_x, u_y and the
 Laplacian in one pass: all four go through each layer as rows of one product. That is less work, in
-larger products, than differentiating twice by autograd, and the training differentiates once: so
-``torch.compile`` takes it, on a GPU, and what is not a product becomes a few kernels.
+larger products, than differentiating twice by autograd, and the training differentiates once.
 
 L-BFGS compares losses of nearby weights. Second derivatives of products by TF32 carry errors of
 2^-11; below what these make of the loss no direction goes downhill, and its line search ends there.
@@ -83,12 +82,6 @@ def solution(field: nn.Module, at: Tensor) -> tuple[Tensor, Tensor]:
     return p * q * v, p * q * v_lap + 2 * cross - 2 * (p + q) * v
 
 
-def residual(field: nn.Module, at: Tensor, right: Tensor) -> Tensor:
-    """Give the mean square of what the equation leaves at points (n, 2)."""
-    u, lap = solution(field, at)
-    return ((lap + K * K * u - right) / SCALE).square().mean()
-
-
 def exact(at: Tensor) -> Tensor:
     """Give the known solution."""
     return torch.sin(WAVES * math.pi * at).prod(1, keepdim=True)
@@ -107,8 +100,6 @@ class Job:
         if way == "converted":
             xgemm_torch.convert(self.field)
         self.right = (K * K - SCALE) * exact(self.at)
-        on_gpu = torch.device(device).type == "cuda"
-        self.residual = torch.compile(residual) if on_gpu else residual
         self.adam = torch.optim.Adam(self.field.parameters(), lr=1e-3)
         self.lbfgs = torch.optim.LBFGS(
             self.field.parameters(), max_iter=10, history_size=50, line_search_fn="strong_wolfe",
@@ -120,7 +111,8 @@ class Job:
         """Give the mean square of the residual, with its gradient."""
         self.evaluations += 1
         self.adam.zero_grad()
-        loss = self.residual(self.field, self.at, self.right)
+        u, lap = solution(self.field, self.at)
+        loss = ((lap + K * K * u - self.right) / SCALE).square().mean()
         loss.backward()
         return loss.detach()
 

@@ -262,6 +262,9 @@ def test_a_training_step():
     assert len(step["losses"]["stock"]) == 20
     for part, way in ((said[4], "tf32"), (said[5], "patched")):
         assert part == f"{step['largest_difference'][way]:.0e}"
+    said = re.search(r"network takes (\d+) ms, stock (\d+), TF32 (\d+)\.", text)
+    pinn = newest("steps-compiled-pinn")["models"]["pinn"]["ms"]
+    assert said.groups() == tuple(f"{pinn[way]:.0f}" for way in ("converted", "stock", "tf32"))
     ours, tf32 = newest("gpt2-200-steps"), newest("gpt2-200-steps-tf32")
     for (what, stock, converted, losses, _), record in zip(
         rows(page(MEASUREMENTS), "training"), (ours, tf32), strict=True
