@@ -392,7 +392,8 @@ def _recorded(
     return _APPLY(name, a, b, c, flags, keyset)
 
 
-_APPLY: Callable[..., Tensor] = super(Function, _Plain).apply
+_base_of_functions: Any = super(Function, _Plain)  # torch's stubs have no `apply` of it
+_APPLY: Callable[..., Tensor] = _base_of_functions.apply
 
 
 def _differentiable(
