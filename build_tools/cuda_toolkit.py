@@ -162,19 +162,15 @@ def fetch_runtime(version: str, machine: str, folder: Path) -> Path:
     Raises:
         BuildError: pip finds no such wheel, or it has no static runtime.
     """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
-    command += ["--platform", f"manylinux2014_{machine}", f"nvidia-cuda-runtime=={version}.*"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    wheels = sorted(folder.glob("nvidia_cuda_runtime-*.whl"))
-    if done.returncode or not wheels:
-        words = (done.stderr.strip().splitlines() or ["failed"])[-1]
-        raise BuildError(f"no CUDA runtime {version} for {machine} from PyPI: {words}")
-    with zipfile.ZipFile(wheels[-1]) as packed:
+    of_it = ["--no-deps", "--only-binary=:all:", "--platform", f"manylinux2014_{machine}"]
+    if said := _pip("download", "--dest", str(folder), *of_it, f"nvidia-cuda-runtime=={version}.*"):
+        raise BuildError(f"no CUDA runtime {version} for {machine} from PyPI: {said}")
+    (wheel,) = folder.glob("nvidia_cuda_runtime-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
         for name in packed.namelist():
             if name.endswith("/libcudart_static.a"):
                 return Path(packed.extract(name, folder))
-    raise BuildError(f"{wheels[-1].name} holds no libcudart_static.a")
+    raise BuildError(f"{wheel.name} holds no libcudart_static.a")
 
 
 def _output(command: list[str | Path], env: Mapping[str, str]) -> str:
@@ -224,8 +220,13 @@ def install() -> Search:
 
 
 def _pip_install(packages: tuple[str, ...]) -> bool:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*command, *packages], capture_output=True, text=True)
-    if done.returncode:
-        print("pip: " + (done.stderr.strip().splitlines() or ["failed"])[-1])
-    return done.returncode == 0
+    if said := _pip("install", *packages):
+        print(f"pip: {said}")
+    return not said
+
+
+def _pip(command: str, *words: str) -> str:
+    """What pip says last where it fails, else an empty string."""
+    pip = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, *words], capture_output=True, text=True)
+    return (done.stderr.strip().splitlines() or ["failed"])[-1] if done.returncode else ""

@@ -9,6 +9,9 @@ glibc from the wanted one on has.
 
 A few symbols have no such version. What libstdc++ and its headers ask for is defined here; any
 other keeps its version, and ``auditwheel`` refuses the wheel.
+
+By the same means a library for another processor is linked with torch's, of which nothing but their
+names is here (`stand_in`).
 """
 
 from __future__ import annotations

@@ -36,12 +36,8 @@ def make(out: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(scratch) / "built"
         environ = {**os.environ, "XGEMM_GLIBC": GLIBC}
-        search = cuda_toolkit.find()
-        asked = settings.read()
-        if compiler.crosses and search.toolkit and not asked.runtime and asked.cuda != "0":
-            version, folder = search.toolkit.version, Path(scratch) / "runtime"
-            runtime = cuda_toolkit.fetch_runtime(version, compiler.machine, folder)
-            environ["XGEMM_CUDART"] = str(runtime)
+        if compiler.crosses:
+            environ |= _runtime(compiler.machine, Path(scratch) / "runtime")
         _run("setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(built), environ=environ)
         (wheel,) = built.glob("*.whl")
         repaired = Path(scratch) / "repaired"
@@ -60,6 +56,14 @@ def make(out: Path) -> Path:
         place = out / wheel.name
         place.write_bytes(wheel.read_bytes())
     return place
+
+
+def _runtime(machine: str, folder: Path) -> dict[str, str]:
+    """What tells the build of another processor's CUDA runtime, if it is to be fetched."""
+    asked, toolkit = settings.read(), cuda_toolkit.find().toolkit
+    if toolkit is None or asked.runtime or asked.cuda == "0":
+        return {}
+    return {"XGEMM_CUDART": str(cuda_toolkit.fetch_runtime(toolkit.version, machine, folder))}
 
 
 def oldest_glibc(name: str) -> tuple[int, ...]:

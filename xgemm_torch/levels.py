@@ -49,13 +49,11 @@ _level: Any = Level  # its class has an `apply` that torch's stubs have not
 def at_level(name: str, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
     """Call operator ``name`` at the innermost level in force, and below it at the next one."""
     interpreter: Any = retrieve_current_functorch_interpreter()
-    # What backward kept may be of a level that has ended since.
-    alive, unwrap = functorch.unwrap_if_dead, functorch._unwrap_batched
-    a, b, c = alive(a), alive(b), None if c is None else alive(c)
+    a, b, c = ops.alive(a, b, c)  # what backward kept
     if interpreter.key() != _Transform.Vmap:
         with enable_single_level_autograd_function():
             return _level.apply(name, a, b, c, flags, interpreter)
-    level = interpreter.level()
+    level, unwrap = interpreter.level(), functorch._unwrap_batched
     (a, dim_a), (b, dim_b) = unwrap(a, level), unwrap(b, level)
     c, dim_c = (None, None) if c is None else unwrap(c, level)
     with interpreter.lower():

@@ -11,8 +11,9 @@ Which way a call goes:
 
 - ``sgemm`` in eager mode, nothing to differentiate: straight to the CPU or CUDA kernel. This way is
   short on purpose; a call's host time counts for small products.
-- gradients, forward mode, ``torch.func`` transforms: an ``autograd.Function`` with ``backward``,
-  ``jvp`` and ``vmap``, made of the same functions, so that every order and nesting is right.
+- gradients and forward mode: an ``autograd.Function`` with ``backward`` and ``jvp``, made of the
+  same functions; under ``torch.func`` one for each level of a transform, or the rule of ``vmap``
+  (levels.py). So every order and nesting is right.
 - while compiling or exporting, and under ``torch.func.functionalize``: the operator itself.
 - the operator itself, also where it is called directly: its kernels for the Autograd key and for
   the key at which ``torch.func`` begins lead to the same functions.
@@ -128,7 +129,14 @@ def transforming() -> bool:
     return _functorch_active() or _forward_mode()
 
 
-_unwrap_if_dead: Callable[[Tensor], Tensor] | None = getattr(functorch, "unwrap_if_dead", None)
+_unwraps_dead = hasattr(functorch, "unwrap_if_dead")
+
+
+def alive(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Unwrap operands that are of a level of ``torch.func`` that has ended since they were kept."""
+    unwrap = functorch.unwrap_if_dead
+    return unwrap(a), unwrap(b), None if c is None else unwrap(c)
+
 
 _UNTRACED = (Tensor, torch.nn.Parameter)
 
@@ -331,7 +339,7 @@ def _of_product(ctx: Any, grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | 
 
 
 class _Rules:
-    """What both autograd Functions below share: the derivatives of one product."""
+    """What `_Plain` and ``levels.Level`` share: the derivatives of one product."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -386,10 +394,9 @@ def _recorded(
 
     A tensor that has outlived a transform of ``torch.func`` is unwrapped, as it is there.
     """
-    if _unwrap_if_dead is None:
+    if not _unwraps_dead:
         return _Plain.apply(name, a, b, c, flags, keyset)
-    a, b, c = _unwrap_if_dead(a), _unwrap_if_dead(b), c if c is None else _unwrap_if_dead(c)
-    return _APPLY(name, a, b, c, flags, keyset)
+    return _APPLY(name, *alive(a, b, c), flags, keyset)
 
 
 _base_of_functions: Any = super(Function, _Plain)  # torch's stubs have no `apply` of it
@@ -818,12 +825,7 @@ def sgemm(
         if trans_b is not False:
             flags["trans_b"] = trans_b
             _checks.flag("sgemm", "trans_b", trans_b)
-        if precision != "fp32":
-            flags["precision"] = precision
-        if kernel != "auto":
-            flags["kernel"] = kernel
-        if activation != "none":
-            flags["activation"] = activation
+        _add_names(flags, precision, kernel, activation)
         if (type(alpha) is not int and type(alpha) is not float) or alpha != 1:
             _number(flags, "alpha", alpha)
         if (type(beta) is not int and type(beta) is not float) or beta != 1:
@@ -843,6 +845,18 @@ def sgemm(
         if not has_torch_function_variadic(a, b, c, out):  # else they have raised it themselves
             _raise_as_python(error, "sgemm", a, b, c, out=out, **flags)
         raise
+
+
+def _add_names(
+    flags: dict[str, Any], precision: Precision, kernel: str, activation: Activation
+) -> None:
+    """Add the options that are names to an operator's, those that are no defaults."""
+    if precision != "fp32":
+        flags["precision"] = precision
+    if kernel != "auto":
+        flags["kernel"] = kernel
+    if activation != "none":
+        flags["activation"] = activation
 
 
 def _eager(a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
@@ -894,12 +908,7 @@ def linear_of_matrices(
     """``sgemm_as`` of a linear layer in eager mode, the short way: `are_matrices` is true."""
     flags: dict[str, Any] = {"trans_b": True}
     try:
-        if precision != "fp32":
-            flags["precision"] = precision
-        if kernel != "auto":
-            flags["kernel"] = kernel
-        if activation != "none":
-            flags["activation"] = activation
+        _add_names(flags, precision, kernel, activation)
         return _eager(x, weight, bias, flags)
     except Exception as error:
         _raise_as_python(error, "sgemm", x, weight, bias, words=words, **flags)

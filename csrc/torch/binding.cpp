@@ -113,10 +113,14 @@ View<const float> view(const Tensor& t, const Shape& s, bool transpose) {
   return transpose ? v.transposed() : v;
 }
 
+bool takes_any_stage(const std::string& op) {
+  return op == "sgemm" || op == "prepack" || op == kRowSumsOp || op == kLinearBackwardOp ||
+         op == kGroupedOp;
+}
+
 // The stage that `kernel` (on sgemm) or the operator itself names, or null for auto.
 const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour) {
-  const bool any = op == "sgemm" || op == "prepack" || op == kRowSumsOp ||
-                   op == kLinearBackwardOp || op == kGroupedOp;
+  const bool any = takes_any_stage(op);
   if (!any && kernel != "auto" && kernel != op)
     bad(op, "kernel must be 'auto' or '", op, "' here, got '", kernel,
         "'; torch.ops.xgemm.sgemm takes any");

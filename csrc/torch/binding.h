@@ -21,7 +21,7 @@ using torch::stable::Tensor;
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-// Operators that take any stage, beside sgemm and prepack.
+// Operators that take any stage, as sgemm and prepack do (takes_any_stage).
 constexpr const char *kRowSumsOp = "sgemm_row_sums", *kLinearBackwardOp = "linear_backward";
 constexpr const char* kGroupedOp = "grouped_mm";
 constexpr const char *kAttentionOp = "attention_forward",
@@ -74,6 +74,8 @@ Tensor view_of(const Tensor& t, const View<Float>& v, std::array<int64_t, 3> siz
                                      stride.data() + !batched, further, &handle));
   return Tensor(handle);
 }
+
+bool takes_any_stage(const std::string& op);
 
 // The stage that `kernel` (of an operator that takes any) or the operator itself names, or null for
 // auto.

@@ -159,8 +159,7 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.a = view(x.a, a, x.trans_a);
   g.b = view(x.b, b, x.trans_b);
   // What auto takes for "fp32" makes one chain, or none, or several that are as finite as one.
-  const bool chosen = x.precision != "ieee" && x.kernel == "auto" &&
-                      (op == "sgemm" || op == kRowSumsOp || op == kLinearBackwardOp);
+  const bool chosen = x.precision != "ieee" && x.kernel == "auto" && takes_any_stage(op);
   if (!chosen || is_narrow(g.m, g.n)) g.split_k_size = split_k_size_of(g);
   g.match_single_chain_overflow = x.precision == "fp32";
   g.alpha = factor(op, "alpha", x.alpha);
