@@ -362,11 +362,14 @@ class Way(NamedTuple):
     size: tuple[int, int] = (70, 40)
     sm_count: int = FEW
     groups: str = ""  # "rows" or "k", where the product is of groups
+    half_a: bool = False  # of bf16
 
     def run(self, stage: str, row: int, data: str = "normal", **settings: str) -> None:
         """The stage's product, on few multiprocessors."""
         if self.groups:
             return self.run_groups(stage, **settings)
+        if self.half_a:
+            return self.run_half_a(stage, data, **settings)
         a, b, flags = problems.operands(
             *self.size, self.k, self.layout, batch=(self.batch, None),
             data="normal" if data in ("graded", "given") else data,
@@ -395,6 +398,17 @@ class Way(NamedTuple):
             a, b = problems.normal(self.k, m), problems.normal(len(offs), m, n)
         with simt.configure(sm_count=self.sm_count, **settings):
             torch.ops.xgemm.grouped_mm(a, b, offs, kernel=stage)
+
+    def run_half_a(self, stage: str, data: str, **settings: str) -> None:
+        """Its product of a bf16 A; what is recomputed reads a copy."""
+        a, b = problems.normal(self.size[0], self.k), problems.normal(self.k, self.size[1])
+        if data == "given":
+            a[::2, 1:] = 0
+        if data == "graded":
+            size = torch.exp2(torch.linspace(-60, 60, self.k))
+            a, b = a * size, b / size[:, None]
+        with simt.configure(sm_count=self.sm_count, **settings):
+            torch.ops.xgemm.mixed_mm(a.bfloat16(), b, kernel=stage)
 
     def fault(self, stage: str, row: int, data: str = "normal", **settings: str) -> str:
         """What is found wrong with it, or nothing."""
@@ -445,13 +459,14 @@ def came_to():
     found: dict[str, list[tuple[str, int, Way]]] = {}
     for stage in xgemm_torch.stages():
         of_groups = [Way(150, groups=kind) for kind in ("rows", "k") if stage.takes_groups]
-        for way in [*ways(stage), *of_groups]:
+        of_half_a = [Way(k, half_a=True) for k in (150, 1100) if stage.takes_half_a]
+        for way in [*ways(stage), *of_groups, *of_half_a]:
             # With operands that parts cannot hold what makes units anew has work, too: more units
             # than blocks, and fewer.
-            kinds = WAYS_DATA if way.batch or way.k > 1000 else ("normal",)
+            kinds = WAYS_DATA if way.batch or way.k > 1000 or way.half_a else ("normal",)
             # Groups have a tile of their own, whatever the row: one without a cluster.
             alone = [row for row, tile in enumerate(stage.tiles) if tile.cluster == 1][:1]
-            rows = alone if way.groups else range(len(stage.tiles))
+            rows = alone if way.groups or way.half_a else range(len(stage.tiles))
             for data, row in itertools.product(kinds, rows):
                 _C.simt_forget_sites()
                 way.run(stage.name, row, data)

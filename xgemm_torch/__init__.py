@@ -2,6 +2,7 @@
 
 ``sgemm`` is the product itself; ``linear``, ``mm``, ``addmm``, ``bmm`` and ``matmul`` are torch's
 functions on it, and ``scaled_dot_product_attention`` torch's attention by kernels of its own;
+``mixed_linear`` is a linear layer of bf16 activations and FP32 weights;
 ``nn.Linear`` is torch's module on it; ``convert(model)`` makes a model use it and
 ``revert(model)`` undoes that; inside ``patch()`` torch's own functions use it, whatever the model;
 ``prepack(weight)`` does once what a weight that does not change needs done once; ``stages()`` lists
@@ -35,6 +36,7 @@ from .convert import ConvertReport, convert, revert
 from .explain import Candidate, Explanation, explain
 from .functional import addmm, bmm, linear, matmul, mm
 from .grouped import grouped_mm
+from .mixed import mixed_linear
 from .ops import sgemm
 from .packed import PackedWeight, prepack
 from .patch import Patch, PatchRow, patch
@@ -70,6 +72,7 @@ __all__ = [
     "grouped_mm",
     "linear",
     "matmul",
+    "mixed_linear",
     "mm",
     "nn",
     "patch",

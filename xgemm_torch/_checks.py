@@ -251,6 +251,7 @@ def check(
     activation: Any = "none",
     packed: Any = None,
     out: Any = None,
+    dtype_of_a: torch.dtype = torch.float32,
 ) -> tuple[Any, ...]:
     """Check a whole call and return the result's shape.
 
@@ -269,6 +270,7 @@ def check(
         activation: see there.
         packed: what the operator ``prepack`` has made of ``b``, or None.
         out: the result's place, or None.
+        dtype_of_a: what ``a`` must hold; the others hold float32.
 
     Raises:
         TypeError: an operand is no dense float32 tensor, or another argument is of a wrong type.
@@ -278,7 +280,7 @@ def check(
     operands = {call.a: a, call.b: b}
     operands |= {arg: t for arg, t in ((call.c, c), ("out", out)) if t is not None}
     for arg, t in operands.items():
-        _operand(name, arg, t)
+        _operand(name, arg, t, dtype_of_a if arg == call.a else torch.float32)
     if packed is not None:
         _operand(name, "packed", packed, torch.uint8)
         operands["packed"] = packed

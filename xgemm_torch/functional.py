@@ -331,14 +331,14 @@ def _ranks(name: str, rank: int, **operands: Any) -> None:
             raise ValueError(f"{name}: {arg} must have {rank} dimensions, got {_sizes(t)}")
 
 
-def _bias_fits(bias: Tensor | None, weight: Tensor) -> None:
+def _bias_fits(bias: Tensor | None, weight: Tensor, name: str = "linear") -> None:
     """A bias has the weight's output shape; what ``sgemm`` would broadcast besides is a mistake."""
     if bias is None:
         return
-    rank = _rank("linear", "bias", bias)
+    rank = _rank(name, "bias", bias)
     if rank != weight.dim() - 1 or (rank == 1 and bias.shape[0] not in (1, weight.shape[0])):
         raise ValueError(
-            f"linear: bias must be of shape {tuple(weight.shape[:-1])}, got {_sizes(bias)}"
+            f"{name}: bias must be of shape {tuple(weight.shape[:-1])}, got {_sizes(bias)}"
         ) from None
 
 

@@ -88,6 +88,7 @@ class Stage:
         cuda: whether this build has its CUDA flavour (the emulator is always there).
         tiles: its tile table.
         packs: whether ``xgemm_torch.prepack`` spares it work.
+        takes_half_a: whether it reads an ``a`` of 16-bit floats as it is (`mixed_linear`).
         takes_groups: whether it multiplies groups whose ends the device knows (`grouped_mm`).
         unit_rows: rows of the units of its results, each as wide as its tile, that it certifies
             and, where one is uncertain, makes anew (`count_recomputed`); 0 where there are none.
@@ -105,6 +106,7 @@ class Stage:
     tiles: tuple[Tile, ...]
     packs: bool = False
     takes_groups: bool = False
+    takes_half_a: bool = False
     split_k: bool = False
     matches_single_chain_overflow: bool = False
     auto_choice: bool = True

@@ -26,7 +26,18 @@ std::vector<Operand> operands(const Stage& stage, const Gemm& g, const Context& 
     const auto floats = static_cast<int64_t>(stage.packed_bytes(g) / 4);
     all.emplace_back("packed B", context.packed_b, packs, std::vector<Operand::Axis>{{1, floats}});
   }
-  if (!packs)
+  if (context.half_a) {
+    // In floats, as all that is watched: whole ones that hold a row's elements.
+    const auto first = reinterpret_cast<uintptr_t>(context.half_a.data) / 2 % 2;
+    const int64_t rs = context.half_a.rs, odd = static_cast<int64_t>(first);
+    const auto rows = [&] {
+      using Axes = std::vector<Operand::Axis>;
+      const auto floats = [](int64_t halves) { return (halves + 1) / 2; };
+      return rs % 2 ? Axes{{1, floats(odd + (g.m - 1) * rs + g.k)}}
+                    : Axes{{rs / 2, g.m}, {1, floats(odd + g.k)}};
+    };
+    all.emplace_back("A", context.half_a.data - odd, false, rows());
+  } else if (!packs)
     all.emplace_back("A", g.a.data, false,
                      std::vector<Operand::Axis>{{g.a.bs, g.batch}, {g.a.rs, g.m}, {g.a.cs, g.k}});
   all.emplace_back("B", g.b.data, false,
@@ -116,7 +127,7 @@ void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, co
 }  // namespace
 
 void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_sums,
-                 const Groups& groups) {
+                 const Groups& groups, const HalfOperand& half_a) {
   const Device device{.sm_count = settings().sm_count};
   require(stage, g, device);
   int row = forced_row(stage, device);
@@ -128,6 +139,7 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_s
          .packed_b = packed_b,
          .row_sums = row_sums,
          .groups = groups,
+         .half_a = half_a,
          .recomputed = recompute_counter(kHostCounter)});
 }
 

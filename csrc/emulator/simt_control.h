@@ -76,7 +76,8 @@ std::vector<std::string> known_places();
 // operands and the workspace is out of bounds. Throws std::runtime_error for what the kernel does
 // wrong. `packed_b` and what follows: as in Context.
 void run_watched(const Stage& stage, const Gemm& g, void* packed_b = nullptr,
-                 float* row_sums = nullptr, const Groups& groups = {});
+                 float* row_sums = nullptr, const Groups& groups = {},
+                 const HalfOperand& half_a = {});
 // The same for Stage::pack.
 void pack_watched(const Stage& stage, const Gemm& g, void* packed_b);
 // The same for a pass of attention, on the emulator's kernels.

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <iterator>
 
+#include "ops.h"
 #include "xgemm/dispatch/overrides.h"
+#include "xgemm/dispatch/recent.h"
+#include "xgemm/dispatch/tuned_cache.h"
 #include "xgemm/emulation/recompute_counter.h"
 
 #if XGEMM_WITH_CUDA
@@ -113,9 +116,27 @@ View<const float> view(const Tensor& t, const Shape& s, bool transpose) {
   return transpose ? v.transposed() : v;
 }
 
+View<const float> broadcast(const std::string& op, const Tensor& c, const Gemm& g, bool batched) {
+  const std::array<int64_t, 3> target{g.batch, g.m, g.n};
+  bool fits = c.dim() <= (batched ? 3 : 2);
+  Shape s = fits ? axes_of(c) : Shape();
+  for (size_t axis = 0; fits && axis < 3; ++axis)
+    fits = s.size[axis] == target[axis] || s.size[axis] == 1;
+  if (!fits) {
+    const std::string head = batched ? std::to_string(g.batch) + ", " : "";
+    bad(op, "c does not broadcast to the result: c is ", shape_of(c), ", the result is (", head,
+        g.m, ", ", g.n, ")");
+  }
+  if (g.beta == 0.f) return {};
+  check_storage(op, "c", c, s);
+  for (size_t axis = 0; axis < 3; ++axis)
+    if (s.size[axis] == 1) s.stride[axis] = 0;
+  return {static_cast<const float*>(c.const_data_ptr()), s.stride[1], s.stride[2], s.stride[0]};
+}
+
 bool takes_any_stage(const std::string& op) {
   return op == "sgemm" || op == "prepack" || op == kRowSumsOp || op == kLinearBackwardOp ||
-         op == kGroupedOp;
+         op == kGroupedOp || op == kMixedOp;
 }
 
 // The stage that `kernel` (on sgemm) or the operator itself names, or null for auto.
@@ -188,6 +209,39 @@ Context context_of(const Tensor& t) {
                   .recomputed = recompute_counter(index)};
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &context.stream));
   return context;
+}
+
+namespace {
+
+const Selector& selector() {
+  static const Selector its(stages(Flavour::cuda));
+  return its;
+}
+
+const TunedGpu* tuned_on(const TunedCache* tuned, const Device& device, int32_t index) {
+  return tuned ? tuned->cuda.on(device, cuda_device_name(index)) : nullptr;
+}
+
+}  // namespace
+
+Pick choose(const Gemm& g, const Device& device, int32_t index, bool strict, size_t room) {
+  const auto tuned = tuned_cache(&warn);  // kept until the choice is made
+  const auto anew = [&] {
+    return selector().pick(g, device, strict, room, tuned_on(tuned.get(), device, index));
+  };
+  thread_local Recent recent;
+  return room == kAnyWorkspace ? recent.pick(g, strict, index, tuned ? tuned->serial : 0, anew)
+                               : anew();
+}
+
+double estimate(const Pick& pick, const Gemm& g, const Device& device) {
+  return selector().estimate(pick, g, device);
+}
+
+int choose_row(const Stage& stage, const Gemm& g, const Device& device, int32_t index,
+               bool strict) {
+  const auto tuned = tuned_cache(&warn);
+  return selector().row(stage, g, device, strict, tuned_on(tuned.get(), device, index));
 }
 
 // A workspace for the context, kept until the launches are enqueued; false where there is no memory

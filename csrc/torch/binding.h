@@ -14,6 +14,7 @@
 #include <string>
 
 #include "xgemm/core/stage.h"
+#include "xgemm/dispatch/select.h"
 
 namespace xgemm {
 
@@ -23,7 +24,7 @@ using torch::stable::detail::to;
 
 // Operators that take any stage, as sgemm and prepack do (takes_any_stage).
 constexpr const char *kRowSumsOp = "sgemm_row_sums", *kLinearBackwardOp = "linear_backward";
-constexpr const char* kGroupedOp = "grouped_mm";
+constexpr const char *kGroupedOp = "grouped_mm", *kMixedOp = "mixed_mm";
 constexpr const char *kAttentionOp = "attention_forward",
                      *kAttentionBackwardOp = "attention_backward";
 
@@ -75,6 +76,10 @@ Tensor view_of(const Tensor& t, const View<Float>& v, std::array<int64_t, 3> siz
   return Tensor(handle);
 }
 
+// c broadcast to (batch, m, n), aligned at the last axis as everywhere in torch; where beta is 0 it
+// is not read, and none.
+View<const float> broadcast(const std::string& op, const Tensor& c, const Gemm& g, bool batched);
+
 bool takes_any_stage(const std::string& op);
 
 // The stage that `kernel` (of an operator that takes any) or the operator itself names, or null for
@@ -97,6 +102,11 @@ std::optional<Tensor> new_bytes(const Tensor& like, size_t bytes);
 #if XGEMM_WITH_CUDA
 // What a launch on the device of `t` needs to know; that device must be the current one.
 Context context_of(const Tensor& t);
+// What auto takes on the device of this index, of stages that need at most `room` bytes; how many
+// microseconds that is estimated to take; the row of a stage that is called by its name.
+Pick choose(const Gemm& g, const Device& device, int32_t index, bool strict, size_t room);
+double estimate(const Pick& pick, const Gemm& g, const Device& device);
+int choose_row(const Stage& stage, const Gemm& g, const Device& device, int32_t index, bool strict);
 // A workspace for the context, kept until the launches are enqueued; false where there is no memory
 // for it.
 bool allocate(const Stage& stage, const Gemm& g, const Tensor& like, Context& context,
@@ -105,6 +115,15 @@ bool allocate(const Stage& stage, const Gemm& g, const Tensor& like, Context& co
                             const Tensor& like, const char* advice);
 #endif
 [[noreturn]] void no_cuda(const std::string& op);
+
+// a op(b) + c of floats, as sgemm makes it, for an operator of another file.
+Tensor sgemm_of(const std::string& op, const Tensor& a, const Tensor& b,
+                const std::optional<Tensor>& c, bool trans_b, const std::string& precision,
+                const std::string& kernel);
+
+// The operator kMixedOp.
+Tensor mixed_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>& c, bool trans_b,
+                const std::string& precision, const std::string& kernel);
 
 // The operator kGroupedOp.
 Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offs, const std::string& kernel);

@@ -18,9 +18,6 @@
 #include "xgemm/core/split_k.h"
 #include "xgemm/core/tile_scheduler.h"
 #include "xgemm/dispatch/overrides.h"
-#include "xgemm/dispatch/recent.h"
-#include "xgemm/dispatch/select.h"
-#include "xgemm/dispatch/tuned_cache.h"
 #include "xgemm/reference/ieee.h"
 #if XGEMM_WITH_CUDA
 #include "xgemm/device/device.h"
@@ -49,26 +46,6 @@ struct Arguments {
   std::string precision, kernel, activation;
   std::optional<Tensor> packed;
 };
-
-// c broadcast to (batch, m, n), aligned at the last axis as everywhere in torch; where beta is 0 it
-// is not read, and none.
-View<const float> broadcast(const std::string& op, const Tensor& c, const Gemm& g, bool batched) {
-  const std::array<int64_t, 3> target{g.batch, g.m, g.n};
-  bool fits = c.dim() <= (batched ? 3 : 2);
-  Shape s = fits ? axes_of(c) : Shape();
-  for (size_t axis = 0; fits && axis < 3; ++axis)
-    fits = s.size[axis] == target[axis] || s.size[axis] == 1;
-  if (!fits) {
-    const std::string head = batched ? std::to_string(g.batch) + ", " : "";
-    bad(op, "c does not broadcast to the result: c is ", shape_of(c), ", the result is (", head,
-        g.m, ", ", g.n, ")");
-  }
-  if (g.beta == 0.f) return {};
-  check_storage(op, "c", c, s);
-  for (size_t axis = 0; axis < 3; ++axis)
-    if (s.size[axis] == 1) s.stride[axis] = 0;
-  return {static_cast<const float*>(c.const_data_ptr()), s.stride[1], s.stride[2], s.stride[0]};
-}
 
 // Bytes from the first element that a view touches to past the last.
 struct Range {
@@ -255,27 +232,16 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
 void run_cuda(const std::string& op, const Gemm& g, const Arguments& x, RowSums* row_sums) {
   const torch::stable::accelerator::DeviceGuard guard(x.a.get_device_index());
   Context context = context_of(x.a);
-  static const Selector selector(stages(Flavour::cuda));
   const Stage* const asked = named(op, x.kernel, Flavour::cuda);
   const int32_t index = x.a.get_device_index();
   const bool strict = x.precision == "ieee";
-  const auto tuned = tuned_cache(&warn);  // kept until the choice is made
-  const auto here = [&] {
-    return tuned ? tuned->cuda.on(context.device, cuda_device_name(index)) : nullptr;
-  };
-  const auto choose = [&](size_t room) {
-    const auto anew = [&] { return selector.pick(g, context.device, strict, room, here()); };
-    thread_local Recent recent;
-    return room == kAnyWorkspace ? recent.pick(g, strict, index, tuned ? tuned->serial : 0, anew)
-                                 : anew();
-  };
   Pick pick{asked};
   if (asked) {
     require(*asked, g, context.device);
     pick.row = forced_row(*asked, context.device);
-    if (pick.row < 0) pick.row = selector.row(*asked, g, context.device, strict, here());
+    if (pick.row < 0) pick.row = choose_row(*asked, g, context.device, index, strict);
   } else {
-    pick = choose(kAnyWorkspace);
+    pick = choose(g, context.device, index, strict, kAnyWorkspace);
   }
   std::optional<Tensor> workspace;  // kept until the launches are enqueued
   const auto prepare = [&] {
@@ -290,7 +256,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x, RowSums*
     if (asked)
       no_memory(op, asked->name + " needs a workspace", context.workspace_bytes, x.a,
                 "; kernel='auto' then takes a stage that needs none");
-    pick = choose(0);
+    pick = choose(g, context.device, index, strict, 0);
     prepare();
   }
   context.row_sums = room_for(row_sums, *pick.stage, g, x.a);
@@ -517,6 +483,12 @@ void attention_backward_op(StableIValue* stack, uint64_t, uint64_t) {
   for (size_t i = 0; i < all.size(); ++i) stack[i] = from(all[i]);
 }
 
+void mixed_op(StableIValue* stack, uint64_t, uint64_t) {
+  stack[0] =
+      from(mixed_mm(to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<std::optional<Tensor>>(stack[2]),
+                    to<bool>(stack[3]), to<std::string>(stack[4]), to<std::string>(stack[5])));
+}
+
 void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = from(prepack(to<Tensor>(stack[0]), to<bool>(stack[1]), to<std::string>(stack[2])));
 }
@@ -567,6 +539,10 @@ std::vector<Operator> operators() {
   all.push_back({std::string(kGroupedOp) +
                      "(Tensor a, Tensor b, Tensor offs, *, str kernel=\"auto\") -> Tensor",
                  true});
+  all.push_back({std::string(kMixedOp) +
+                     "(Tensor a, Tensor b, Tensor? c=None, *, bool trans_b=False, str "
+                     "precision=\"fp32\", str kernel=\"auto\") -> Tensor",
+                 true});
   all.push_back({std::string(kAttentionOp) +
                      "(Tensor q, Tensor k, Tensor v, Tensor? bias, bool is_causal, float scale) -> "
                      "(Tensor, Tensor)",
@@ -577,6 +553,22 @@ std::vector<Operator> operators() {
                  true});
   all.push_back({"prepack(Tensor b, *, bool trans_b=False, str kernel=\"auto\") -> Tensor", false});
   return all;
+}
+
+Tensor sgemm_of(const std::string& op, const Tensor& a, const Tensor& b,
+                const std::optional<Tensor>& c, bool trans_b, const std::string& precision,
+                const std::string& kernel) {
+  return product(op, {.a = a,
+                      .b = b,
+                      .c = c,
+                      .alpha = 1.,
+                      .beta = 1.,
+                      .trans_a = false,
+                      .trans_b = trans_b,
+                      .precision = precision,
+                      .kernel = kernel,
+                      .activation = "none",
+                      .packed = std::nullopt});
 }
 
 bool operators_defined() { return defined; }
@@ -597,6 +589,7 @@ void register_kernels() {
     library->impl(kRowSumsOp, &row_sums_op);
     library->impl(kLinearBackwardOp, &linear_backward_op);
     library->impl(kGroupedOp, &grouped_op);
+    library->impl(kMixedOp, &mixed_op);
     library->impl(kAttentionOp, &attention_op);
     library->impl(kAttentionBackwardOp, &attention_backward_op);
     library->impl("prepack", &prepack_op);

@@ -31,7 +31,7 @@ bool is_word(const std::string& s) {
 // What is wrong with a stage by itself, or an empty string.
 std::string fault_of(const Stage& s) {
   if (!is_word(s.name) || s.name == "sgemm" || s.name == "prepack" || s.name == "grouped_mm" ||
-      s.name == "auto")
+      s.name == "mixed_mm" || s.name == "auto")
     return "its name cannot be an operator's";
   if (s.rung < 0) return "its rung must not be negative";
   if (!s.run) return "it has no run";

@@ -9,6 +9,7 @@
 
 #include "xgemm/core/gemm.h"
 #include "xgemm/core/groups.h"
+#include "xgemm/core/half_operand.h"
 #include "xgemm/core/tile.h"
 
 namespace xgemm {
@@ -38,6 +39,7 @@ struct Context {
   void* packed_b = nullptr;  // what Stage::pack has made of B, if it has
   float* row_sums = nullptr;  // of A's rows over K, m of them: where they go, if they are wanted
   Groups groups;  // of a stage that takes them: the problem is theirs
+  HalfOperand half_a;  // of a stage that takes it: A, in place of the problem's
   uint32_t* recomputed = nullptr;  // on the device: a count of units made anew, if it is wanted
 };
 
@@ -88,6 +90,8 @@ struct Stage {
   void (*pack)(const Gemm&, const Context&) = nullptr;
   // Whether `run` takes the context's groups, with beta = 0 and no activation.
   bool takes_groups = false;
+  // Whether `run` takes an A of 16-bit floats, with batch = 1 and no activation.
+  bool takes_half_a = false;
   // Whether `run` writes the context's row_sums, each the sum of a tree, for it reads A once
   // anyway. Optional.
   bool (*sums_rows)(const Gemm&) = nullptr;

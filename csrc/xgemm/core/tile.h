@@ -28,6 +28,7 @@ struct Tile {
   int a_rows = 0;  // rows of A's slice as it lies in shared memory: BM (row-major) or BK (K-major)
   int min_blocks = 1;  // blocks that must fit on one SM (the second argument of __launch_bounds__)
   int element_bytes = 4;  // of an operand's element as it is multiplied, all its limbs
+  int element_bytes_a = 0;  // of A's where they are fewer
   bool b_in_registers = false;  // B's slices never lie in shared memory
   int producers = 0;  // threads of a block that hold no results
   int cluster = 1;  // blocks, one below the other, that share their slices of B
@@ -41,7 +42,8 @@ struct Tile {
   constexpr int smem() const {
     const int a = a_rows == BM ? BM * (BK + pad_a) : BK * (BM + pad_a);
     const int b = b_in_registers ? 0 : BK * (BN + pad_b);
-    return buffers * (a + b) * element_bytes + extra;
+    const int of_a = element_bytes_a ? element_bytes_a : element_bytes;
+    return buffers * (a * of_a + b * element_bytes) + extra;
   }
 
   // The rule of a tile table that this tile breaks, in words, or null. Everybody asks here: the

@@ -62,6 +62,18 @@ __device__ __forceinline__ void unpack_half2(uint32_t packed, float& x0, float& 
 #endif
 }
 
+// One number, as it lies in memory.
+template <Half kType>
+struct HalfFloat {
+  uint16_t bits;
+
+  __device__ __forceinline__ operator float() const {
+    float x, none;
+    unpack_half2<kType>(bits, x, none);
+    return x;
+  }
+};
+
 // The larger ones of both halves of two registers, as unsigned numbers.
 __device__ __forceinline__ uint32_t max_u16x2(uint32_t x, uint32_t y) {
 #ifdef __CUDACC__

@@ -331,6 +331,13 @@ int Selector::row(const Stage& stage, const Gemm& g, const Device& device, bool 
   return best < rows_.size() ? rows_[best].row : 0;  // none fits: the stage is refused there
 }
 
+double Selector::estimate(const Pick& pick, const Gemm& g, const Device& device) const {
+  const Row& r = rows_[number_of(pick)];
+  const Asked asked(g);
+  return r.known ? time_of(r.known->costs, asked, r.spread, turned(r, g), device.sm_count)
+                 : by_rate(tile_of(r), asked, device.sm_count);
+}
+
 Choice Selector::weigh(const Gemm& g, const Device& device, bool strict, size_t workspace,
                        const TunedGpu* tuned) const {
   Choice choice;

@@ -71,6 +71,9 @@ class Selector {
   // time.
   int row(const Stage& stage, const Gemm& g, const Device& device, bool strict = false,
           const TunedGpu* tuned = nullptr) const;
+  // What a row takes by its costs, or by Tile::rate where the table does not know it, in
+  // microseconds.
+  double estimate(const Pick& pick, const Gemm& g, const Device& device) const;
   // The same choice as pick's, with all that it was made from.
   Choice weigh(const Gemm& g, const Device& device, bool strict, size_t workspace = kAnyWorkspace,
                const TunedGpu* tuned = nullptr) const;

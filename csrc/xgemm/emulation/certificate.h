@@ -7,6 +7,7 @@
 // t = x * 2^exponent is then split:
 //   fp16x3  t = hi + lo / 2048, fp16 each: 23 bits if |t| >= 2^-13, else all but 2^-36
 //   bf16x6  t = p0 + p1 + p2, bf16 each: all 24 bits if |t| >= 2^-62, else all but 2^-133
+//   fp16x2  B as in fp16x3; A, whose elements have 16 bits, t = hi, exact if |t| >= 2^-14
 #pragma once
 
 #include <cmath>
@@ -23,11 +24,17 @@ struct EmulationScheme {
   int limbs;
   float lo_scale;  // of the limbs after the first: what they were multiplied by
   float tiny;  // of |t|: below, a limb is cut off at `lost`
-  float lost;  // standard deviation of what is cut off: 2^-36 / sqrt(3), 2^-133
+  float lost;  // standard deviation of what is cut off: 2^-36 / sqrt(3), 2^-133, 2^-25 / sqrt(3)
   int segment;  // of k, after which the sum of the corrections is added to an FP32 register
 };
 constexpr EmulationScheme kFp16x3{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1.27ap-37f, 8192};
 constexpr EmulationScheme kBf16x6{Half::bf16, 3, 1.f, 0x1p-62f, 0x1p-133f, 1024};
+// A in one limb, which loses more than B's two: `lost` is its.
+constexpr EmulationScheme kFp16x2{Half::fp16, 2, 2048.f, 0x1p-13f, 0x1.27ap-26f, 8192};
+constexpr EmulationScheme one_limb(EmulationScheme s) {
+  s.limbs = 1;
+  return s;
+}
 constexpr const char* kFp16x3Words = "fp16x3: two fp16 limbs of each operand, three products";
 constexpr const char* kBf16x6Words = "bf16x6: three bf16 limbs of each operand, six products";
 constexpr EmulationScheme scheme_of(Half type) { return type == Half::fp16 ? kFp16x3 : kBf16x6; }

@@ -13,8 +13,9 @@ inline namespace XGEMM_FLAVOUR {
 constexpr int kDecomposeThreads = 256;
 
 // One operand as the kernel sees it, rows along k.
-struct DecomposeJob {
-  View<const float> x;
+template <class Element>
+struct DecomposeRows {
+  View<const Element> x;
   int64_t k = 0;
   Limbs limbs;
   float* sums = nullptr;  // of the rows, where they are wanted; of strips only
@@ -23,6 +24,7 @@ struct DecomposeJob {
 
   __device__ __forceinline__ int64_t slices() const { return slices_of(k); }
 };
+using DecomposeJob = DecomposeRows<float>;
 
 // The magnitude of a finite number in an order of its own, in which all that is not finite comes
 // below zero: twice its bits, the sign shifted out, plus what makes an infinity's wrap round.
@@ -218,10 +220,55 @@ __device__ __forceinline__ void load8(float (&x)[8], const float* p, int64_t ste
   }
 }
 
+// Eight neighbours along k in a thread's registers: 16-bit ones stay packed, and take half as many.
+template <class Element>
+struct Eight {
+  float x[8];
+
+  __device__ __forceinline__ void load(const float* p, int64_t step, int valid, bool wide) {
+    load8(x, p, step, valid, wide);
+  }
+  __device__ __forceinline__ float operator()(int e) const { return x[e]; }
+};
+template <Half kType>
+struct Eight<HalfFloat<kType>> {
+  uint32_t x[4];
+
+  __device__ __forceinline__ void load(const HalfFloat<kType>* p, int64_t step, int valid,
+                                       bool wide) {
+    if (wide && valid == 8) {
+      float packed[4];
+      load4(packed, reinterpret_cast<const float*>(p));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = float_to_bits(packed[e]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const uint32_t bits = e < valid ? p->bits : 0;
+        x[e / 2] = e % 2 ? x[e / 2] | bits << 16 : bits;
+        p = opaque(p + step);
+      }
+    }
+  }
+  __device__ __forceinline__ float operator()(int e) const {
+    float pair[2];
+    unpack_half2<kType>(x[e / 2], pair[0], pair[1]);
+    return pair[e % 2];
+  }
+};
+
+// Whether 8 neighbours along a row, given a k that is a multiple of 8, move as vectors.
+__device__ __forceinline__ bool wide8(const View<const float>& x) { return x.wide(); }
+template <Half kType>
+__device__ __forceinline__ bool wide8(const View<const HalfFloat<kType>>& x) {
+  return x.cs == 1 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.rs % 8 == 0 &&
+         x.bs % 8 == 0;
+}
+
 // Lanes along k: kThreads of a block on each row, 8 * kItems elements a thread at a time. The first
 // chunk of a longer row stays in registers, the others are read twice.
-template <EmulationScheme S, int kThreads, int kItems>
-__device__ void decompose_along_k(const DecomposeJob& job, int64_t group) {
+template <EmulationScheme S, int kThreads, int kItems, class Element>
+__device__ void decompose_along_k(const DecomposeRows<Element>& job, int64_t group) {
   constexpr int kChunk = kThreads * 8 * kItems, kRows = kDecomposeThreads / kThreads;
   XGEMM_SHARED(largest_of, uint32_t[1][kDecomposeThreads / 32]);
   XGEMM_SHARED(sums_of, uint32_t[RowSeen::kSums][kDecomposeThreads / 32]);
@@ -229,22 +276,22 @@ __device__ void decompose_along_k(const DecomposeJob& job, int64_t group) {
   const int64_t row = group * kRows + threadIdx.x / kThreads;
   const bool mine = row < job.limbs.rows * job.limbs.matrices;
   const int64_t z = mine && job.limbs.matrices > 1 ? row / job.limbs.rows : 0;
-  const float* const from =
+  const Element* const from =
       job.x.data + z * job.x.bs + (mine ? row - z * job.limbs.rows : 0) * job.x.rs;
-  const bool wide = job.x.wide();
+  const bool wide = wide8(job.x);
   const int64_t chunks = ceil_div(job.slices() * kSliceK, kChunk);
   // Of a chunk's k, how many of `all` there are.
   const auto left = [&](int64_t all, int64_t chunk) {
     return static_cast<int>(min_of(all - chunk * kChunk, kChunk));
   };
-  float x[kItems][8];
+  Eight<Element> x[kItems];
   const auto load = [&](int64_t chunk) {
     const int real = mine ? left(job.k, chunk) : 0;
-    const float* const p = from + chunk * kChunk * job.x.cs;
+    const Element* const p = from + chunk * kChunk * job.x.cs;
 #pragma unroll
     for (int e = 0; e < kItems; ++e) {
       const int at = (e * kThreads + lane) * 8;
-      load8(x[e], p + at * job.x.cs, job.x.cs, valid_of_8(at, real), wide);
+      x[e].load(p + at * job.x.cs, job.x.cs, valid_of_8(at, real), wide);
     }
   };
   uint32_t largest[1] = {};
@@ -253,7 +300,7 @@ __device__ void decompose_along_k(const DecomposeJob& job, int64_t group) {
 #pragma unroll
     for (int e = 0; e < kItems; ++e)
 #pragma unroll
-      for (int w = 0; w < 8; ++w) largest[0] = max_of(largest[0], finite_magnitude(x[e][w]));
+      for (int w = 0; w < 8; ++w) largest[0] = max_of(largest[0], finite_magnitude(x[e](w)));
   }
   row_reduce<kThreads, Largest>(largest, largest_of);
   const int exponent = exponent_of(largest[0], kMostTop);
@@ -265,8 +312,7 @@ __device__ void decompose_along_k(const DecomposeJob& job, int64_t group) {
     for (int e = 0; e < kItems; ++e) {
       const int at = (e * kThreads + lane) * 8;
       if (at < filled)
-        decompose8<S>([&](int i) { return x[e][i]; }, exponent,
-                      limbs + at / kSliceK * (kSliceK * 2 * S.limbs), at % kSliceK,
+        decompose8<S>(x[e], exponent, limbs + at / kSliceK * (kSliceK * 2 * S.limbs), at % kSliceK,
                       static_cast<uint32_t>(chunk * kChunk + at), seen);
     }
     limbs += kChunk * 2 * S.limbs;

@@ -30,8 +30,9 @@ inline namespace XGEMM_FLAVOUR {
 // Threads of a warpgroup; math warpgroups have 64 rows of D each, the last one fetches.
 constexpr int kWarpgroup = 128;
 
-// A tile of BM x 128, a slot of the ring being 32 deep.
-constexpr Tile wgmma_tile(EmulationScheme s, int BM, int cluster, int buffers, float rate = 0.f) {
+// A tile of BM x 128, a slot of the ring being 32 deep; limbs_of_a: where they are fewer.
+constexpr Tile wgmma_tile(EmulationScheme s, int BM, int cluster, int buffers, float rate = 0.f,
+                          int limbs_of_a = 0) {
   return {.BM = BM,
           .BN = 128,
           .BK = kSliceK,
@@ -43,6 +44,7 @@ constexpr Tile wgmma_tile(EmulationScheme s, int BM, int cluster, int buffers, f
           .buffers = buffers,
           .a_rows = BM,
           .element_bytes = 2 * s.limbs,
+          .element_bytes_a = 2 * limbs_of_a,
           .producers = kWarpgroup,
           .cluster = cluster,
           .group = 16 / cluster,
@@ -59,7 +61,9 @@ struct WgmmaJob {
   float* sums = nullptr;  // [block][warpgroup][element / 4][thread][4]
   uint32_t* flags = nullptr;  // [block][warpgroup], cleared by the decomposition
 
-  // What follows differs where the products are of groups (grouped_wgmma.h).
+  // What follows differs where A has 16-bit floats (mixed_wgmma.h) ...
+  static constexpr bool kHalfA = false;
+  // ... and where the products are of groups (grouped_wgmma.h).
   using Work = WorkTile;
   static constexpr bool kShared = true;  // some tiles are cut along K
 
@@ -99,14 +103,22 @@ struct WgmmaJob {
 // Bytes of a row of a slot that lie together: fp16's hi and lo in one row of 128, bf16's limbs one
 // after another in rows of 64.
 constexpr int row_of(EmulationScheme s) { return s.limbs == 2 ? 128 : 64; }
+constexpr int boxes_of(EmulationScheme s) { return row_of(s) == 128 ? 1 : s.limbs; }
 
 // A warpgroup has 64 rows of a tile.
 template <Tile T>
 using GroupScales = TileScales<kWarpgroup, 64, T.BN>;
 
-template <EmulationScheme S, Tile T>
+// The scheme of a job, and A's, which may have fewer limbs.
+template <Half kType, class Job>
+constexpr EmulationScheme kSchemeOf = Job::kHalfA ? kFp16x2 : scheme_of(kType);
+template <Half kType, class Job>
+constexpr EmulationScheme kSchemeOfA =
+    Job::kHalfA ? one_limb(kSchemeOf<kType, Job>) : kSchemeOf<kType, Job>;
+
+template <EmulationScheme SA, EmulationScheme S, Tile T>
 struct WgmmaRing {
-  char a[T.buffers][T.BM * kSliceK * 2 * S.limbs];
+  char a[T.buffers][T.BM * kSliceK * 2 * SA.limbs];
   char b[T.buffers][T.BN * kSliceK * 2 * S.limbs];
   Mbarrier full[T.buffers], empty[T.buffers];
   GroupScales<T> scales[T.BM / 64];
@@ -114,14 +126,17 @@ struct WgmmaRing {
 
 // gmem -> a slot of the ring, signalled at its `full`: a box for the limbs that lie together. In a
 // cluster each block fetches its share of B's rows for all.
-template <EmulationScheme S, Tile T, class Job>
-__device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const Job& job, int slot, int row,
+template <EmulationScheme SA, EmulationScheme S, Tile T, class Job>
+__device__ __forceinline__ void fetch(WgmmaRing<SA, S, T>& ring, const Job& job, int slot, int row,
                                       int column, int k, int rank) {
-  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.limbs, kShare = T.BN / T.cluster;
+  constexpr int kRowA = row_of(SA), kBoxesA = boxes_of(SA);
+  constexpr int kRow = row_of(S), kBoxes = boxes_of(S), kShare = T.BN / T.cluster;
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
+    if (box < kBoxesA)
+      tma_load(ring.a[slot] + box * (T.BM * kRowA), job.a, &ring.full[slot], 0, row,
+               k * kBoxesA + box);
     const int depth = k * kBoxes + box;
-    tma_load(ring.a[slot] + box * (T.BM * kRow), job.a, &ring.full[slot], 0, row, depth);
     char* const b = ring.b[slot] + box * (T.BN * kRow) + rank * (kShare * kRow);
     if constexpr (T.cluster > 1)
       tma_load_multicast(b, job.b, &ring.full[slot], 0, column + rank * kShare, depth,
@@ -131,8 +146,9 @@ __device__ __forceinline__ void fetch(WgmmaRing<S, T>& ring, const Job& job, int
 }
 
 // The products of one slice for 64 rows of D, in two groups of wgmma: acc_hi = those of the first
-// limbs, acc_corr += the others, smallest first. a and b are descriptors of the first limbs.
-template <EmulationScheme S, Tile T>
+// limbs, acc_corr += the others, smallest first, as far as A has such limbs. a and b are
+// descriptors of the first ones.
+template <EmulationScheme SA, EmulationScheme S, Tile T>
 __device__ __forceinline__ void multiply(float (&acc_hi)[64], float (&acc_corr)[64], uint64_t a,
                                          uint64_t b, bool accumulate) {
   constexpr bool kTogether = row_of(S) == 128;
@@ -146,7 +162,7 @@ __device__ __forceinline__ void multiply(float (&acc_hi)[64], float (&acc_corr)[
 #pragma unroll
   for (int order = S.limbs - 1; order > 0; --order)
 #pragma unroll
-    for (int limb = 0; limb <= order; ++limb)
+    for (int limb = 0; limb <= order && limb < SA.limbs; ++limb)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         wgmma<S.type>(acc_corr, a + limb * kNextA + half * kDescriptorK16,
@@ -264,11 +280,11 @@ __device__ __forceinline__ void fixup(const WgmmaJob& job, uint32_t count, int g
 template <Half kType, int BM, int kCluster, int kBuffers, class Job>
 __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
     wgmma_kernel(const __grid_constant__ Job job) {
-  constexpr EmulationScheme S = scheme_of(kType);
-  constexpr Tile T = wgmma_tile(S, BM, kCluster, kBuffers);
-  constexpr int kMath = BM / 64, kRow = row_of(S);
-  constexpr int kPartA = T.BM * kSliceK * 2, kPartB = T.BN * kSliceK * 2;  // bytes
-  XGEMM_SHARED_DYNAMIC(ring, WgmmaRing<S, T>);
+  constexpr EmulationScheme S = kSchemeOf<kType, Job>, SA = kSchemeOfA<kType, Job>;
+  constexpr Tile T = wgmma_tile(S, BM, kCluster, kBuffers, 0.f, SA.limbs);
+  constexpr int kMath = BM / 64, kRowA = row_of(SA), kRow = row_of(S);
+  constexpr int kSlotBytes = (T.BM * SA.limbs + T.BN * S.limbs) * kSliceK * 2;
+  XGEMM_SHARED_DYNAMIC(ring, WgmmaRing<SA, S, T>);
   const int group = threadIdx.x / kWarpgroup;
   const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   if (threadIdx.x == 0) {
@@ -309,8 +325,8 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         const int slice = job.first_slice(z);
         for (int k = work.first; k < work.last; ++k, at.advance()) {
           mbarrier_wait(&ring.empty[at.slot], at.phase ^ 1);
-          mbarrier_expect(&ring.full[at.slot], (kPartA + kPartB) * S.limbs);
-          fetch<S, T>(ring, job, at.slot, row, column, slice + k, rank);
+          mbarrier_expect(&ring.full[at.slot], kSlotBytes);
+          fetch<SA, S, T>(ring, job, at.slot, row, column, slice + k, rank);
         }
       }
     }
@@ -337,9 +353,9 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
 #pragma unroll 1
         for (int k = first; k < last; ++k) {
           mbarrier_wait(&ring.full[at.slot], at.phase);
-          const uint64_t a = wgmma_descriptor<kRow>(ring.a[at.slot] + group * (64 * kRow));
+          const uint64_t a = wgmma_descriptor<kRowA>(ring.a[at.slot] + group * (64 * kRowA));
           const uint64_t b = wgmma_descriptor<kRow>(ring.b[at.slot]);
-          multiply<S, T>(acc_hi, acc_corr, a, b, k > first);
+          multiply<SA, S, T>(acc_hi, acc_corr, a, b, k > first);
           wgmma_wait<1>();
           wgmma_settled(acc_hi);
 #pragma unroll
@@ -400,7 +416,7 @@ inline int group_of(const Tile& t, int64_t row_bytes) {
 // An operand's limbs, as boxes of `rows` by a slice.
 template <EmulationScheme S>
 TensorMap limb_map(const Limbs& p, int rows) {
-  constexpr int kRow = row_of(S), kBoxes = kRow == 128 ? 1 : S.limbs;
+  constexpr int kRow = row_of(S), kBoxes = boxes_of(S);
   return make_tensor_map({.data = p.data,
                           .size = {kRow / 2, static_cast<uint64_t>(p.rows * p.matrices),
                                    static_cast<uint64_t>(p.blocks * kBoxes)},
@@ -409,24 +425,23 @@ TensorMap limb_map(const Limbs& p, int rows) {
                           .swizzle = kRow});
 }
 
-template <EmulationScheme S, Tile T>
+template <EmulationScheme S, Tile T, class Job = WgmmaJob>
 void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& room,
                   const Context& context) {
-  WgmmaJob job{.g = g,
-               .a = limb_map<S>(plan.a, T.BM),
-               .b = limb_map<S>(plan.b, T.BN / T.cluster),
-               .a_limbs = plan.a,
-               .b_limbs = plan.b,
-               .map = room.job.map,
-               .group = group_of(T, plan.a.row_bytes(S.limbs)),
-               .sums = room.sums,
-               .flags = room.flags};
+  constexpr EmulationScheme SA = kSchemeOfA<S.type, Job>;
+  Job job;
+  job.g = g;
+  job.a = limb_map<SA>(plan.a, T.BM), job.b = limb_map<S>(plan.b, T.BN / T.cluster);
+  job.a_limbs = plan.a, job.b_limbs = plan.b;
+  job.map = room.job.map;
+  job.group = group_of(T, plan.a.row_bytes(SA.limbs));
+  job.sums = room.sums, job.flags = room.flags;
   LaunchConfig config{.grid = dim3(static_cast<unsigned>(T.cluster)),
                       .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
-                      .smem = sizeof(WgmmaRing<S, T>),
+                      .smem = sizeof(WgmmaRing<SA, S, T>),
                       .cluster = static_cast<unsigned>(T.cluster),
                       .dependent = true};
-  constexpr void (*kernel)(WgmmaJob) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers, WgmmaJob>;
+  constexpr void (*kernel)(Job) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers, Job>;
   int clusters = context.device.sm_count;
   if constexpr (T.cluster > 1) clusters = clusters_at_a_time<kernel>(config, context.device);
   job.stream_k = plan_stream_k(tile_count(g, T.BM * T.cluster, T.BN) * g.batch, plan.a.blocks,

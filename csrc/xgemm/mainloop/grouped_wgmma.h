@@ -310,7 +310,7 @@ void run_grouped(const Gemm& all, const Context& context) {
     launch(kernel,
            {.grid = dim3(static_cast<unsigned>(context.device.sm_count)),
             .block = dim3(static_cast<unsigned>(T.threads() + T.producers)),
-            .smem = sizeof(WgmmaRing<S, T>),
+            .smem = sizeof(WgmmaRing<S, S, T>),
             .dependent = true},
            context, job);
 

@@ -154,7 +154,8 @@ __device__ __forceinline__ void cp_async_wait([[maybe_unused]] simt::Site site =
 
 // p, of which the compiler forgets where it comes from: it would keep many such pointers in
 // registers, for a path that is hardly ever taken.
-__device__ __forceinline__ const float* opaque(const float* p) {
+template <class T>
+__device__ __forceinline__ const T* opaque(const T* p) {
 #ifdef __CUDACC__
   asm("" : "+l"(p));
 #endif

@@ -31,6 +31,7 @@
 
 #include "xgemm/mainloop/emulated_wgmma.h"
 #include "xgemm/mainloop/grouped_wgmma.h"
+#include "xgemm/mainloop/mixed_wgmma.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3 {
 
@@ -42,14 +43,17 @@ constexpr Tile kTiles[] = {
 constexpr int kCluster = 8;  // of the decomposition
 
 constexpr Tile kGroupTile = kTiles[1];  // groups have few rows
+constexpr Tile kMixedTile = wgmma_tile(kFp16x2, 128, 2, 9, 0.f, 1);  // slots are smaller
 
 size_t workspace(const Gemm& g, const Context& context) {
   if (context.groups) return grouped_workspace<kFp16x3, kGroupTile>(g, context);
+  if (context.half_a) return mixed_workspace<kMixedTile>(g, context);
   return wgmma_workspace(kFp16x3, kTiles[context.row], g, context);
 }
 
 void run(const Gemm& g, const Context& context) {
   if (context.groups) return run_grouped<kFp16x3, kCluster, kGroupTile>(g, context);
+  if (context.half_a) return run_mixed<kCluster, kMixedTile>(g, context);
   constexpr void (*rows[])(const Gemm&, const Context&) = {run_wgmma<kFp16x3, kCluster, kTiles[0]>,
                                                            run_wgmma<kFp16x3, kCluster, kTiles[1]>,
                                                            run_wgmma<kFp16x3, kCluster, kTiles[2]>};
@@ -74,6 +78,7 @@ static const Register<run> stage(
      .packed_bytes = packed_bytes,
      .pack = pack<kCluster>,
      .takes_groups = true,
+     .takes_half_a = true,
      .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3
