@@ -112,7 +112,7 @@ def test_what_operands_hold(stage, dtype, data, device):
 @on_every_device
 @on_every_stage
 def test_what_is_not_certified_is_made_anew(stage, device):
-    """Of x elements far below the largest of their row, which weights of other sizes make matter."""
+    """Elements of x far below the largest of their row, which alone meet weights but zeros."""
     x = torch.ones(64, 64, dtype=torch.bfloat16, device=device)
     x[:, 32:] *= 2.0**-30 * 1.0078125
     weight = torch.zeros(128, 64, device=device)

@@ -7,9 +7,10 @@ makes `sgemm`, and so `linear`, `mm` and every converted layer, an out= call lik
 products: in memory that it pads, aligns, plans and reuses. The bits are those of eager mode.
 
 Stages that are called as operators of their own (``torch.ops.xgemm.naive``), ``sgemm_row_sums``,
-``linear_backward``, ``mixed_mm``, ``prepack``, code in C++ (``cpp_wrapper``) and AOTInductor's packages keep the
-operator that returns a tensor. Inductor's own lowering of those fails at an argument ``kernel``,
-the name of a parameter that it has itself: here the argument is added to the call afterwards.
+``linear_backward``, ``mixed_mm``, ``prepack``, code in C++ (``cpp_wrapper``) and AOTInductor's
+packages keep the operator that returns a tensor. Inductor's own lowering of those fails at an
+argument ``kernel``, the name of a parameter that it has itself: here the argument is added to the
+call afterwards.
 
 Importing Inductor takes seconds, so importing the package does not: `register` is called by the
 operators' fake kernels, which run before any lowering, once Inductor is loaded.
