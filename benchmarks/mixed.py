@@ -26,7 +26,7 @@ from torch import Tensor
 import xgemm_torch
 from xgemm_torch.tools import timing
 
-ROUNDS, SAMPLED_ROWS, SEED = 15, 48, 12
+ROUNDS, WARM_UP, SAMPLED_ROWS, SEED = 15, 5, 48, 12
 GATE_ROWS = (1, 8, 64, 512, 2048, 8192)
 
 
@@ -86,9 +86,7 @@ def measured(case: Case) -> dict[str, Any]:
     weight = torch.randn(case.n, case.k, device="cuda", generator=draw) * case.k**-0.5
     calls = ways(x, weight)
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(ROUNDS):
+    for turn in range(WARM_UP + ROUNDS):
         for name, call in calls.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
@@ -96,7 +94,8 @@ def measured(case: Case) -> dict[str, Any]:
             call()
             end.record()
             end.synchronize()
-            samples[name].append(start.elapsed_time(end))
+            if turn >= WARM_UP:
+                samples[name].append(start.elapsed_time(end))
     ms = {name: median(times) for name, times in samples.items()}
     return {
         **asdict(case),

@@ -116,6 +116,7 @@ FORMS = {
     "exercises": lambda c: "exercises" in c,
     "gate": lambda c: "planted" in c and "pairs" in c,
     "grouped": lambda c: "groups" in c,
+    "mixed": lambda c: "mixed" in c,
     "attention": lambda c: "attention" in c,
 }
 
@@ -1002,6 +1003,9 @@ def headlines(record: Record) -> dict[str, float]:
         ratios = [p["ms"]["torch"] / p["ms"]["grouped_mm"]
                   for case in content["groups"] for p in case["products"].values()]  # fmt: skip
         return {"geometric mean ratio to torch's own": geometric_mean(ratios)}
+    if record.form == "mixed":
+        ratios = [case["ms"]["torch"] / case["ms"]["mixed_linear"] for case in content["mixed"]]
+        return {"geometric mean ratio to torch's own": geometric_mean(ratios)}
     if record.form == "attention":
         return {
             f"{what}: geometric mean ratio to torch's own, {name}":
@@ -1158,6 +1162,29 @@ def groups(found: Sequence[Record]) -> str:
     )  # fmt: skip
 
 
+def mixed(found: Sequence[Record]) -> str:
+    """Linear layers of bf16 activations and FP32 weights, beside those of an FP32 copy."""
+    rows = [
+        (record.gpu, case["name"], f"{case['m']} x {case['n']} x {case['k']}",
+         *(case["ms"][way] for way in ("torch", "TF32", "copy", "mixed_linear")),
+         case["ms"]["torch"] / case["ms"]["mixed_linear"], case["tflops"],
+         *(case["error_u"][way] for way in ("torch", "TF32", "mixed_linear")))
+        for record in of(found, "mixed")
+        for case in record.content["mixed"]
+    ]  # fmt: skip
+    columns = (
+        choice("GPU"), choice("layer"), words("M x N x K", "sizes"),
+        figures("torch, ms", "torch"), figures("TF32, ms", "tf32"),
+        figures("linear of a copy, ms", "copy"), figures("mixed_linear, ms", "mixed"),
+        figures("gain"), figures("TFLOP/s", "tflops"), figures("torch's error, u", "off"),
+        figures("TF32's, u", "off-tf32"), figures("ours, u", "ours"),
+    )  # fmt: skip
+    return page.table(
+        "t-mixed", "bf16 activations by FP32 weights: times with the host's part and the copy's, "
+        "largest errors of sampled rows", columns, rows,
+    )  # fmt: skip
+
+
 def attention(found: Sequence[Record]) -> str:
     """Attention, forward and backward, beside torch's own."""
     rows, drawn = [], []
@@ -1224,6 +1251,7 @@ SECTIONS = (
     ("stages", "Stages", ladder, ("stages", "compile")),
     ("split-k", "Split-K", split_k, ("split-k",)),
     ("groups", "Products of groups", groups, ("grouped",)),
+    ("mixed", "bf16 by FP32", mixed, ("mixed",)),
     ("attention", "Attention", attention, ("attention",)),
     ("benches", "Calls and layers", benches, ("benches",)),
     ("exercises", "Exercises of the course", solutions, ("exercises",)),

@@ -393,7 +393,7 @@ def sources() -> list[str]:
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
                  "gpt2-200-steps-tf32", "steps", "steps-compiled", "steps-compiled-pinn", "reach",
                  *(["steps-moe"] if library_steps() else []),
-                 "grouped", *(["attention"] if attention() else []),
+                 "grouped", "mixed", *(["attention"] if attention() else []),
                  *(["examples"] if examples() else []),
                  *(["peers"] if peers() else [])):  # fmt: skip
         name, record = newest(kind)
@@ -577,6 +577,23 @@ def grouped_table() -> list[str]:
     return table(head, rows)
 
 
+def mixed_table() -> list[str]:
+    """Linear layers of bf16 activations and FP32 weights, beside those of an FP32 copy."""
+    rows = []
+    for case in newest("mixed")[1]["mixed"]:
+        us = {way: 1e3 * ms for way, ms in case["ms"].items()}
+        u = case["error_u"]
+        rows.append((
+            case["name"], f"{case['m']} x {case['n']} x {case['k']}",
+            *(f"{us[way]:.0f}" for way in ("torch", "TF32", "copy")),
+            f"{us['mixed_linear']:.0f} ({us['torch'] / us['mixed_linear']:.2f}x)",
+            f"{u['torch']:.1f}, {u['TF32']:.0f}, {u['mixed_linear']:.1f}",
+        ))  # fmt: skip
+    head = ("layer", "M x N x K", "torch", "TF32", "linear of a copy", "mixed_linear",
+            "largest error, u: torch's, TF32's, ours")  # fmt: skip
+    return table(head, rows)
+
+
 def attention_table() -> list[str]:
     """Attention, forward and backward, beside torch's own."""
     record = attention()
@@ -689,7 +706,8 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
     "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
-    "steps-moe": library_step_table, "grouped": grouped_table, "attention": attention_table,
+    "steps-moe": library_step_table, "grouped": grouped_table, "mixed": mixed_table,
+    "attention": attention_table,
     "errors": error_table, "data": data_table, "reach": reach_table,
     "reach-in-words": reach_in_words, "peers": peer_table, "examples": example_table,
     "examples-chart": example_chart, "examples-details": example_details,

@@ -236,6 +236,7 @@ def nothing_to_measure(monkeypatch):
     import data
     import grouped
     import h200
+    import mixed
     import peers
     import provenance
     import recording
@@ -261,12 +262,13 @@ def nothing_to_measure(monkeypatch):
         (steps, "measure", lambda *_, **__: {}),
         (run_examples, "measure", lambda *_: {}),
         (grouped, "measured", lambda *_: {"products": {}}),
+        (mixed, "measured", lambda *_: {}),
         (attention, "measured", lambda *_, **__: {}),
         (attention.attention_page, "summary", lambda record: []),
         (peers, "load", lambda *_: ([], {})),
         (peers, "run", lambda *_, **__: True),
         *((script, "table", lambda record: "")
-          for script in (data, steps, run_examples, grouped, attention, peers)),
+          for script in (data, steps, run_examples, grouped, mixed, attention, peers)),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
 
