@@ -48,7 +48,8 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _COUNTER:
             return None
-        others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+        # Those behind it: ahead may be that of another copy of this package, which asks this one.
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
