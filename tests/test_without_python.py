@@ -105,8 +105,8 @@ def test_a_second_copy_of_the_library_is_told(tmp_path):
 
 
 def test_declared_schemas_are_those_of_the_operators():
-    assert ops._DECLARED["defined"]
-    for schema, flexible in ops._DECLARED["operators"]:
+    assert ops.DECLARED["defined"]
+    for schema, flexible in ops.DECLARED["operators"]:
         name, _, overload = schema.partition("(")[0].partition(".")
         op = getattr(getattr(torch.ops.xgemm, name), overload or "default")
         assert torch._C.parse_schema(f"xgemm::{schema}") == op._schema

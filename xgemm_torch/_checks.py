@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .registry import left_out, stages
+from .registry import NAMESPACE, left_out, stages
 from .types import Activation, Precision
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -156,7 +156,7 @@ def check_options(
         if len(kernels) == 2 and kernels[1] == name:
             raise ValueError(
                 f"{name}: kernel must be 'auto' or '{name}' here, got '{kernel}'; "
-                "torch.ops.xgemm.sgemm takes any"
+                f"torch.ops.{NAMESPACE}.sgemm takes any"
             )
         if kernel in _LEFT_OUT:
             raise RuntimeError(left_out_words(name, kernel))

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from . import _checks, attention_products, flops, ops
 from .ops import _LIB
-from .registry import attention_kernels
+from .registry import NAMESPACE, OPERATORS, attention_kernels
 
-FORWARD = torch.ops.xgemm.attention_forward.default
-BACKWARD = torch.ops.xgemm.attention_backward.default
+FORWARD = OPERATORS.attention_forward.default
+BACKWARD = OPERATORS.attention_backward.default
 LARGEST_HEAD = attention_kernels().largest_head
 """The largest D that the kernels take."""
 _LSE_ROWS = 32  # rows of log-sum-exp come in multiples of it
@@ -76,7 +76,7 @@ def _like(t: Tensor) -> Tensor:
     return t.new_empty(batch, rows, heads, width).transpose(1, 2)
 
 
-@torch.library.register_fake("xgemm::attention_forward", lib=_LIB)
+@torch.library.register_fake(f"{NAMESPACE}::attention_forward", lib=_LIB)
 def _forward_fake(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def _forward_fake(
     return _like(q), q.new_empty(*q.shape[:2], _padded(q.shape[2]))
 
 
-@torch.library.register_fake("xgemm::attention_backward", lib=_LIB)
+@torch.library.register_fake(f"{NAMESPACE}::attention_backward", lib=_LIB)
 def _backward_fake(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
     is_causal: bool, scale: float,
@@ -282,5 +282,5 @@ def flops_of_backward(grad: Any, q: Any, k: Any, *args: Any, **kwargs: Any) -> i
     return 10 * math.prod(q) * k[-2]
 
 
-flops.register([torch.ops.xgemm.attention_forward], flops_of_forward)
-flops.register([torch.ops.xgemm.attention_backward], flops_of_backward)
+flops.register([OPERATORS.attention_forward], flops_of_forward)
+flops.register([OPERATORS.attention_backward], flops_of_backward)

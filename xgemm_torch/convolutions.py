@@ -20,9 +20,10 @@ from torch import Size, Tensor
 
 from . import ops
 from ._checks import known
+from .registry import OPERATORS
 
 _CALL = ops.OPS["sgemm"]._op
-_ROW_SUMS = torch.ops.xgemm.sgemm_row_sums.default._op
+_ROW_SUMS = OPERATORS.sgemm_row_sums.default._op
 
 
 LEAST_FLOPS = 2**32

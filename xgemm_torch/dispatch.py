@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import attention, attention_ops, convolutions, grouped
 from .flops import of_linear_backward
 from .ops import OPS
+from .registry import OPERATORS
 
-_SGEMM, _SGEMM_OUT = OPS["sgemm"], torch.ops.xgemm.sgemm.out
+_SGEMM, _SGEMM_OUT = OPS["sgemm"], OPERATORS.sgemm.out
 _CALL, _OUT = _SGEMM._op, _SGEMM_OUT._op
 _FLOAT32, _STRIDED = torch.float32, torch.strided
 _DEVICES = frozenset({"cpu", "cuda"})
@@ -279,9 +280,9 @@ class Mode(TorchDispatchMode):
         for op in _fused():
             if id(op) not in self.handlers:
                 self._add(op, _inseparable)
-        for op in (_SGEMM, _SGEMM_OUT, torch.ops.xgemm.sgemm_row_sums.default):
+        for op in (_SGEMM, _SGEMM_OUT, OPERATORS.sgemm_row_sums.default):
             self._add(op, _ours, _flops_of_sgemm)
-        self._add(torch.ops.xgemm.linear_backward.default, _ours, _flops_of_linear_backward)
+        self._add(OPERATORS.linear_backward.default, _ours, _flops_of_linear_backward)
         self._add(attention_ops.FORWARD, _ours, _flops_of_attention)
         self._add(attention_ops.BACKWARD, _ours, _flops_of_attention_backward)
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from .ops import _LIB, sgemm
-from .registry import stages
+from .registry import NAMESPACE, OPERATORS, stages
 
-_OUT = torch.ops.xgemm.sgemm.out
-_OP = torch.ops.xgemm.grouped_mm.default
+_OUT = OPERATORS.sgemm.out
+_OP = OPERATORS.grouped_mm.default
 # Of fewer rows a group, and matrices of more bytes, going group by group is quicker: it reads each
 # matrix once, and does not make limbs of all. On an H100 8 experts of 2 rows and 235 MB take 0.7 ms
 # so, and 1.9 in one launch; 64 of 16 rows and 4 MB take 5.1 and 0.42.
@@ -92,7 +92,7 @@ def _result(a: Tensor, shape: tuple[int, ...]) -> Tensor:
     return a.new_empty_strided(shape, (shape[-2] * row, row, 1)[-len(shape) :])
 
 
-@torch.library.register_fake("xgemm::grouped_mm", lib=_LIB)
+@torch.library.register_fake(f"{NAMESPACE}::grouped_mm", lib=_LIB)
 def _fake(a: Tensor, b: Tensor, offs: Tensor, *, kernel: str = "auto") -> Tensor:
     return _result(a, _check(a, b, offs))
 
@@ -112,7 +112,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     )
 
 
-torch.library.register_autograd("xgemm::grouped_mm", _backward, setup_context=_setup, lib=_LIB)
+torch.library.register_autograd(
+    f"{NAMESPACE}::grouped_mm", _backward, setup_context=_setup, lib=_LIB
+)
 
 
 def grouped_mm(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor) -> Tensor:

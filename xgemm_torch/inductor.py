@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from .registry import stages
+from .registry import OPERATORS, stages
 
 
 def register() -> None:
@@ -48,21 +48,21 @@ def _register() -> bool:
             register_lowering,
         )
 
-        sgemm = torch.ops.xgemm.sgemm.default
+        sgemm = OPERATORS.sgemm.default
 
         def as_returned(*operands: Any, kernel: str = "auto", **flags: Any) -> Any:
             # By the stage's own operator, not as `_with_kernel` does it: sgemm has an out= overload
             # by which Inductor may replace it, and that call is another kind of node.
-            op = sgemm if kernel == "auto" else getattr(torch.ops.xgemm, kernel).default
+            op = sgemm if kernel == "auto" else getattr(OPERATORS, kernel).default
             return fallback_handler(op, add_to_fallback_set=False)(*operands, **flags)
 
         register_lowering(sgemm, type_promotion_kind=None)(_lowering(as_returned))
         own = ("sgemm_row_sums", "linear_backward", "mixed_mm", "prepack")
         for name in (*own, *(stage.name for stage in stages())):
-            op = getattr(torch.ops.xgemm, name).default
+            op = getattr(OPERATORS, name).default
             register_lowering(op, type_promotion_kind=None)(_with_kernel(op))
         # A lowering of one's own has no constraint; an operator that is not tagged as flexible has.
-        add_layout_constraint(torch.ops.xgemm.prepack.default, constrain_to_fake_tensors)
+        add_layout_constraint(OPERATORS.prepack.default, constrain_to_fake_tensors)
     except (ImportError, AttributeError, TypeError) as error:
         warnings.warn(
             f"torch {torch.__version__}: products keep memory of their own under torch.compile, "
@@ -110,7 +110,7 @@ def _lowering(as_returned: Any) -> Any:
     from torch._inductor import ir as ir_module
     from torch._inductor.virtualized import V
 
-    out = torch.ops.xgemm.sgemm.out
+    out = OPERATORS.sgemm.out
     ir: Any = ir_module  # what it imports from elsewhere is no export of its own
     convert_shape, realize = ir.convert_shape_to_inductor, ir.ExternKernel.realize_input
 

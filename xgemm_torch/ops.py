@@ -29,7 +29,6 @@ writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,7 +42,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _C, _checks, deploy, flops, inductor, sharding
 from ._checks import Words, own_words
-from .registry import left_out, stages
+from .registry import DECLARED, NAMESPACE, OPERATORS, left_out, stages
 from .types import Activation, Precision
 
 if TYPE_CHECKING:
@@ -67,10 +66,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """ATen's functions, where an activation is not part of the product."""
 
-_DECLARED = json.loads(_C.operators())
-_LIB = torch.library.Library("xgemm", "FRAGMENT" if _DECLARED["defined"] else "DEF")
-if not _DECLARED["defined"]:
-    for _schema, _flexible in _DECLARED["operators"]:
+_LIB = torch.library.Library(NAMESPACE, "FRAGMENT" if DECLARED["defined"] else "DEF")
+if not DECLARED["defined"]:
+    for _schema, _flexible in DECLARED["operators"]:
         _tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
         _LIB.define(_schema, tags=_tags if _flexible else _tags[:1])
     _C.register_kernels()
@@ -82,7 +80,7 @@ def _define_left_out(name: str) -> None:
     def raises(*args: Any, **flags: Any) -> Tensor:
         raise RuntimeError(_checks.left_out_words(name, name))
 
-    _LIB.define(_DECLARED["operators"][0][0].replace("sgemm", name, 1))  # as sgemm's
+    _LIB.define(DECLARED["operators"][0][0].replace("sgemm", name, 1))  # as sgemm's
     _LIB.impl(name, raises, "CompositeImplicitAutograd")
 
 
@@ -90,12 +88,10 @@ for _name in left_out():
     if _name.isidentifier() and _name.isascii() and _name not in ("sgemm", "prepack", "auto"):
         _define_left_out(_name)
 
-OPS: dict[str, torch._ops.OpOverload] = {
-    name: getattr(torch.ops.xgemm, name).default for name in NAMES
-}
+OPS: dict[str, torch._ops.OpOverload] = {name: getattr(OPERATORS, name).default for name in NAMES}
 _SGEMM = OPS["sgemm"]
-_SGEMM_OUT = torch.ops.xgemm.sgemm.out
-_LINEAR_BACKWARD = torch.ops.xgemm.linear_backward.default
+_SGEMM_OUT = OPERATORS.sgemm.out
+_LINEAR_BACKWARD = OPERATORS.linear_backward.default
 
 # ---------------------------------------------------------------------------------------------
 # What has no public name in torch. Without these names the calls below take the slower way.
@@ -580,7 +576,7 @@ def _register_fake(name: str) -> None:
         inductor.register()
         return a.new_empty(_checks.check(own_words(name), KERNELS[name], a, b, c, **flags))
 
-    torch.library.register_fake(f"xgemm::{name}", fake, lib=_LIB)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIB)
 
 
 def _register_autograd(name: str) -> None:
@@ -644,8 +640,8 @@ for _name in NAMES:
     _register_autocast(_name, OPS[_name])
 
 
-flops.register(getattr(torch.ops.xgemm, name) for name in (*NAMES, "sgemm_row_sums"))
-flops.register([torch.ops.xgemm.linear_backward], flops.of_linear_backward)
+flops.register(getattr(OPERATORS, name) for name in (*NAMES, "sgemm_row_sums"))
+flops.register([OPERATORS.linear_backward], flops.of_linear_backward)
 
 SGEMM = own_words("sgemm")
 
@@ -666,7 +662,7 @@ def refuse_grad(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, words: Word
                 )
 
 
-@torch.library.register_fake("xgemm::sgemm.out", lib=_LIB)
+@torch.library.register_fake(f"{NAMESPACE}::sgemm.out", lib=_LIB)
 def _out_fake(
     a: Tensor, b: Tensor, c: Tensor | None = None, *, out: Tensor, **flags: Any
 ) -> Tensor:
@@ -718,14 +714,14 @@ _LIB.impl("sgemm.out", _out_inplace, "ADInplaceOrView", with_keyset=True)
 _register_autocast("sgemm.out", _SGEMM_OUT)
 
 
-@torch.library.register_fake("xgemm::sgemm_row_sums", lib=_LIB)
+@torch.library.register_fake(f"{NAMESPACE}::sgemm_row_sums", lib=_LIB)
 def _row_sums_fake(a: Tensor, b: Tensor, **flags: Any) -> tuple[Tensor, Tensor]:
     inductor.register()
     m, n = _checks.check(Words("sgemm_row_sums"), KERNELS["sgemm"], a, b, None, **flags)
     return a.new_empty(m, n), a.new_empty(m)
 
 
-@torch.library.register_fake("xgemm::linear_backward", lib=_LIB)
+@torch.library.register_fake(f"{NAMESPACE}::linear_backward", lib=_LIB)
 def _linear_backward_fake(
     grad: Tensor, x: Tensor | None, weight: Tensor | None, bias: bool, *,
     precision: str = "fp32", kernel: str = "auto",
@@ -740,7 +736,7 @@ def _linear_backward_fake(
 
 
 def _register_without_derivatives(name: str, instead: str) -> None:
-    op = getattr(torch.ops.xgemm, name).default
+    op = getattr(OPERATORS, name).default
 
     def kernel(keyset: torch._C.DispatchKeySet, *operands: Any, **flags: Any) -> Any:
         needs = (t.requires_grad for t in operands if isinstance(t, Tensor))
@@ -756,7 +752,7 @@ _register_without_derivatives("sgemm_row_sums", "sgemm and a.sum")
 _register_without_derivatives("linear_backward", "sgemm and grad.sum")
 
 
-@torch.library.register_fake("xgemm::prepack", lib=_LIB)
+@torch.library.register_fake(f"{NAMESPACE}::prepack", lib=_LIB)
 def _prepack_fake(b: Tensor, *, trans_b: bool = False, kernel: str = "auto") -> Tensor:
     inductor.register()
     # How many bytes, if any, depends on the stage and on the device.

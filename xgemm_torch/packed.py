@@ -15,7 +15,7 @@ from . import _checks, ops
 from . import functional as F
 from .functional import addmm, linear, matmul, mm
 from .ops import KERNELS, SGEMM, sgemm, sgemm_packed, transforming
-from .registry import stages
+from .registry import OPERATORS, stages
 from .types import Activation
 
 __all__ = ["PackedWeight", "prepack"]
@@ -72,7 +72,7 @@ class PackedWeight:
         self._storage = StorageWeakRef(self.weight.untyped_storage())
         then = _state(self.weight)
         with torch.inference_mode(False), torch.no_grad():
-            limbs = torch.ops.xgemm.prepack(self.weight, trans_b=self.trans_b, kernel=self.kernel)
+            limbs = OPERATORS.prepack(self.weight, trans_b=self.trans_b, kernel=self.kernel)
             old = self._limbs
             if old is not None and (old.shape, old.device) == (limbs.shape, limbs.device):
                 limbs = old.copy_(limbs)  # a CUDA graph may have their address

@@ -7,7 +7,16 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
 from . import _C
+
+DECLARED: dict[str, Any] = json.loads(_C.operators())
+"""The operators' schemas, whether the compiled module has defined them, and in which namespace."""
+NAMESPACE: str = DECLARED["namespace"]
+"""Of ``torch.ops``: "xgemm", but for a kernel of the Hugging Face Hub, which has its own."""
+OPERATORS: Any = getattr(torch.ops, NAMESPACE)
+"""``torch.ops.xgemm``, however that is called here."""
 
 
 @dataclass(frozen=True)

@@ -350,7 +350,7 @@ PyObject* py_operators(PyObject*, PyObject*) {
     for (const Operator& o : operators())
       rows.push_back("[" + quoted(o.schema) + "," + (o.flexible_layout ? "true" : "false") + "]");
     return std::string("{\"defined\":") + (operators_defined() ? "true" : "false") +
-           ",\"operators\":" + list(rows) + "}";
+           ",\"namespace\":" + quoted(operator_namespace()) + ",\"operators\":" + list(rows) + "}";
   });
 }
 
@@ -597,10 +597,10 @@ PyMethodDef methods[] = {
      "What attention's kernels take, and which GPUs this build has them for, as JSON."},
     {"build_info", py_build_info, METH_NOARGS, "What was built, as JSON."},
     {"operators", py_operators, METH_NOARGS,
-     "Schemas of torch.ops.xgemm.*, each with whether its layouts are flexible, and whether they "
-     "are defined, as JSON."},
+     "Schemas of the operators, each with whether its layouts are flexible, whether they are "
+     "defined, and in which namespace of torch.ops, as JSON."},
     {"register_kernels", py_register_kernels, METH_NOARGS,
-     "Registers the kernels of torch.ops.xgemm.*."},
+     "Registers the kernels of the operators."},
     {"explain", py_explain, METH_VARARGS,
      "explain(m, n, k, batch, a_rs, a_cs, a_aligned16, b_rs, b_cs, b_aligned16, sm, sm_count, "
      "strict=False, workspace=-1, a_bs=0, b_bs=0, gpu=\"\") -> JSON: the choice and all its "

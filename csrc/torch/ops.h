@@ -12,6 +12,9 @@ struct Operator {
 };
 std::vector<Operator> operators();
 
+// Of torch.ops: "xgemm", but in a copy of the library that was given another (namespace.cpp).
+const std::string& operator_namespace();
+
 // Whether the schemas were defined when the library was loaded, as torch from 2.12 on can. Then the
 // kernels are registered, too, and a program without Python has the operators.
 bool operators_defined();
