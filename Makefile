@@ -9,6 +9,7 @@
 #   make native    the kernels as C++ programs: plain, ASan + UBSan, TSan
 #   make docs      README.md and docs/ as a site, site/index.html
 #   make wheel     a wheel in dist/ that pip installs without a compiler
+#   make hub-kernel  the wheel as a kernel of the Hugging Face Hub, a repository in dist/hub
 #   make nvcc      finds nvcc, or installs it from PyPI into the environment
 #   make clean     removes what was built; make distclean the environment too
 #
@@ -40,7 +41,7 @@ endif
 
 CXX_FILES = $(shell find csrc tests/native xgemm_torch -name "*.h" -o -name "*.cpp" -o -name "*.cu")
 
-.PHONY: demo test bench build env lint format native docs wheel nvcc clean distclean help
+.PHONY: demo test bench build env lint format native docs wheel hub-kernel nvcc clean distclean help
 .DEFAULT_GOAL = build
 
 demo:
@@ -80,6 +81,10 @@ docs:
 wheel:
 	$(environment) test wheel
 	@$(PY) -m build_tools wheel $(ARGS)
+
+hub-kernel:
+	$(environment) test wheel
+	@$(PY) -m build_tools hub $(ARGS)
 
 nvcc:
 	$(environment) --no-nvcc

@@ -1,4 +1,4 @@
-"""The Makefile's commands: ``python -m build_tools env | nvcc | native | sass | wheel | docs``."""
+"""The Makefile's commands: ``python -m build_tools COMMAND``, as ``env``, ``wheel``, ``docs``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import cuda_toolkit, environment, library, native, sass, settings, site, wheel
+from . import cuda_toolkit, environment, hub, library, native, sass, settings, site, wheel
 
 
 def main() -> int:
@@ -26,6 +26,8 @@ def main() -> int:
     loops.add_argument("--json", action="store_true")
     package = commands.add_parser("wheel", help="build, tag and check a wheel")
     package.add_argument("out", type=Path, nargs="?", default=Path("dist"))
+    kernel = commands.add_parser("hub", help="a wheel as a kernel of the Hugging Face Hub")
+    kernel.add_argument("out", type=Path, nargs="?", default=Path("dist", "hub"))
     pages = commands.add_parser("docs", help="the pages as a site")
     pages.add_argument("out", type=Path, nargs="?", default=Path("site"))
     arguments = parser.parse_args()
@@ -40,6 +42,10 @@ def main() -> int:
         elif arguments.command == "wheel":
             made = wheel.make(arguments.out)
             print(f"{made}: {made.stat().st_size / 1e6:.1f} MB")
+        elif arguments.command == "hub":
+            for variant in hub.make(arguments.out):
+                size = sum(path.stat().st_size for path in variant.rglob("*") if path.is_file())
+                print(f"{variant}: {size / 1e6:.1f} MB")
         elif arguments.command == "docs":
             count = site.build(arguments.out)
             print(f"{arguments.out / 'index.html'}: {count} pages")
