@@ -20,9 +20,10 @@ from . import _checks, flops, inductor
 from ._checks import Words, own_words
 from .functional import _bias_fits, linear
 from .ops import _LIB, KERNELS, _BelowAutograd, sgemm, transforming
+from .registry import NAMESPACE, OPERATORS
 from .types import Precision
 
-_OP = torch.ops.xgemm.mixed_mm.default
+_OP = OPERATORS.mixed_mm.default
 _LINEAR = Words("mixed_linear", a="x", b="weight", c="bias", flags=False)
 DTYPES = (torch.bfloat16, torch.float16)
 """What ``x`` may hold."""
@@ -41,7 +42,7 @@ def _check(words: Words, a: Tensor, b: Any, c: Any = None, **flags: Any) -> tupl
     return shape
 
 
-@torch.library.register_fake("xgemm::mixed_mm", lib=_LIB)
+@torch.library.register_fake(f"{NAMESPACE}::mixed_mm", lib=_LIB)
 def _fake(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
     inductor.register()
     shape = _check(own_words("mixed_mm"), a, b, c, **flags)
@@ -90,8 +91,8 @@ class _Mixed(Function):
         return *_backward(ctx, grad), None
 
 
-torch.library.register_autograd("xgemm::mixed_mm", _backward, setup_context=_setup, lib=_LIB)
-flops.register([torch.ops.xgemm.mixed_mm])
+torch.library.register_autograd(f"{NAMESPACE}::mixed_mm", _backward, setup_context=_setup, lib=_LIB)
+flops.register([OPERATORS.mixed_mm])
 
 
 def _call(a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:

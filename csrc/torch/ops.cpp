@@ -504,8 +504,10 @@ std::string why_not_loaded;
 void define_operators() noexcept try {
   if (!torch_library_def_with_tags) return;
   TorchLibraryHandle library;  // for the process's life
-  if (aoti_torch_library_init_def("xgemm", "ops.cpp", 0, &library) != AOTI_TORCH_SUCCESS)
-    throw std::runtime_error("torch.ops.xgemm is defined by another library of this process");
+  if (aoti_torch_library_init_def(operator_namespace().c_str(), "ops.cpp", 0, &library) !=
+      AOTI_TORCH_SUCCESS)
+    throw std::runtime_error("torch.ops." + operator_namespace() +
+                             " is defined by another library of this process");
   for (const Operator& o : operators()) {
     const int32_t tags[] = {torch_tag_pt2_compliant_tag(), torch_tag_flexible_layout()};
     TORCH_ERROR_CODE_CHECK(
@@ -582,8 +584,9 @@ void register_kernels() {
   static_assert(std::is_same_v<StableIValue, uint64_t>);
   operator_body = functional;
   for (const char* key : {"CPU", "CUDA"}) {
-    auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "xgemm", key, "ops.cpp",
-                                      0);  // for the process's life
+    auto* library =
+        new StableLibrary(StableLibrary::Kind::IMPL, operator_namespace().c_str(), key, "ops.cpp",
+                          0);  // for the process's life
     library->impl("sgemm", &sgemm_op);
     library->impl("sgemm.out", &sgemm_out_op);
     library->impl(kRowSumsOp, &row_sums_op);
