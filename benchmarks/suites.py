@@ -141,6 +141,7 @@ SUITES = (
           _script("steps", "--compile", "--models", "gpt2", "vit", "bert", "mlp", "pinn"), 210),
     Suite("grouped", "products of groups, as experts', beside torch's own", _script("grouped"), 15),
     Suite("mixed", "linear layers of bf16 activations and FP32 weights", _script("mixed"), 12),
+    Suite("invariant", "ieee's layers without and with invariant=", _script("invariant"), 25),
     Suite("attention", "attention forward and backward beside torch's, with errors",
           _script("attention", timed=True), 45, resumes=True),
     Suite("examples", "the programs of examples/ in three ways, with their errors",

@@ -551,6 +551,9 @@ def test_python_runs(name, capsys):
     assert first["c"].shape == (512, 256)
     assert isinstance(first["model"][0], xgemm_torch.nn.Linear) is False  # reverted
     for names in others:
+        if "plan" in names:  # of tensor parallelism, here on one machine
+            assert {names["model"][int(at)].invariant for at in names["plan"]} == {"tp"}
+            continue
         field, at = names["field"], names["at"].requires_grad_()
         (slope,) = torch.autograd.grad(field(at).sum(), at, create_graph=True)
         (expected,) = torch.autograd.grad(slope[:, 0].sum(), at)

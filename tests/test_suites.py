@@ -236,6 +236,7 @@ def nothing_to_measure(monkeypatch):
     import data
     import grouped
     import h200
+    import invariant
     import mixed
     import peers
     import provenance
@@ -263,12 +264,13 @@ def nothing_to_measure(monkeypatch):
         (run_examples, "measure", lambda *_: {}),
         (grouped, "measured", lambda *_: {"products": {}}),
         (mixed, "measured", lambda *_: {}),
+        (invariant, "measured", lambda *_: []),
         (attention, "measured", lambda *_, **__: {}),
         (attention.attention_page, "summary", lambda record: []),
         (peers, "load", lambda *_: ([], {})),
         (peers, "run", lambda *_, **__: True),
         *((script, "table", lambda record: "")
-          for script in (data, steps, run_examples, grouped, mixed, attention, peers)),
+          for script in (data, steps, run_examples, grouped, invariant, mixed, attention, peers)),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
 

@@ -16,7 +16,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 import xgemm_torch
-from xgemm_torch import _checks, simt, stock, types
+from xgemm_torch import _checks, invariant, simt, stock, types
 from xgemm_torch.tools import timing
 
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
@@ -105,6 +105,7 @@ def test_pyright_finds_a_users_errors_and_nothing_else():
 
 def test_names_are_those_of_the_types():
     assert get_args(types.Precision) == _checks.PRECISIONS
+    assert get_args(types.Invariant) == _checks.INVARIANTS == tuple(invariant.PARTS_OF)
     assert get_args(types.Activation) == _checks.ACTIVATIONS
     assert get_args(types.Autocast) == stock.AUTOCASTS
     assert get_args(types.Order) == simt.ORDERS

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from .registry import NAMESPACE, left_out, stages
-from .types import Activation, Precision
+from .types import Activation, Invariant, Precision
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+INVARIANTS: tuple[Invariant, ...] = get_args(Invariant)
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 # Stages that could not be registered, and why.
@@ -169,6 +170,25 @@ def check_options(
         )
 
 
+def check_invariant(name: str, invariant: Any, precision: Any) -> None:
+    """Check what a product's bits are not to depend on.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it is unknown, or the precision cannot give it.
+    """
+    if invariant is None:
+        return
+    _string(name, "invariant", invariant)
+    if invariant not in INVARIANTS:
+        raise ValueError(f"{name}: invariant must be 'batch', 'tp' or None, got '{invariant}'")
+    if precision != "ieee":
+        raise ValueError(
+            f"{name}: invariant='{invariant}' needs precision='ieee', got '{precision}': which of "
+            "two schemes of limbs runs, and which results are recomputed, depends on the other rows"
+        )
+
+
 def product_sizes(name: str, m: int, n: int, k: int, batch: int) -> None:
     """Check the sizes of a product without operands: all that is made of them fits 64 bits.
 
@@ -250,6 +270,8 @@ def check(
     kernel: Any = "auto",
     activation: Any = "none",
     packed: Any = None,
+    invariant: Any = None,
+    parts: Any = None,
     out: Any = None,
     dtype_of_a: torch.dtype = torch.float32,
 ) -> tuple[Any, ...]:
@@ -269,6 +291,8 @@ def check(
         kernel: see there.
         activation: see there.
         packed: what the operator ``prepack`` has made of ``b``, or None.
+        invariant: see there.
+        parts: the operator ``sgemm_invariant``'s, or None.
         out: the result's place, or None.
         dtype_of_a: what ``a`` must hold; the others hold float32.
 
@@ -293,6 +317,8 @@ def check(
     shape = result_shape(call, a.shape, b.shape, c_shape, trans_a, trans_b)
     if c is None and beta != 0 and beta != 1:
         raise ValueError(f"{name}: beta is {beta:g} but there is no {call.c}")
+    check_invariant(name, invariant, precision)
+    precision = precision if parts is None else "ieee"
     check_options(name, kernels, kernel, precision, activation)
     if out is not None:
         _shape_of_out(name, out, shape)

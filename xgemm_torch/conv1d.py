@@ -17,7 +17,7 @@ from .deploy import Deployed
 from .functional import _rows
 from .ops import sgemm_as
 from .stock import is_torchs
-from .types import Autocast, Precision
+from .types import Autocast, Invariant, Precision
 
 HOME, NAME = "transformers.pytorch_utils", "Conv1D"
 WORDS = Words(NAME, a="x", b="weight", c="bias", flags=False)
@@ -36,14 +36,16 @@ class Product(Deployed, nn.Module):
     kernel: str = "auto"
     precision: Precision = "fp32"
     autocast: Autocast = "torch"
+    invariant: Invariant | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Give x weight + bias: (..., in_features) -> (..., out_features)."""
         if is_torchs(self.weight, self.autocast):
             return super().forward(x)  # transformers' own
         out = sgemm_as(
-            WORDS, _rows(x), self.weight, self.bias, precision=self.precision, kernel=self.kernel
-        )
+            WORDS, _rows(x), self.weight, self.bias, precision=self.precision, kernel=self.kernel,
+            invariant=self.invariant,
+        )  # fmt: skip
         return out.reshape(*x.shape[:-1], self.weight.shape[1])
 
 

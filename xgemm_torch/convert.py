@@ -21,7 +21,7 @@ from .ops import KERNELS
 from .opted import Other, check_types, misfit, opted
 from .owners import hands_on
 from .stock import check_autocast
-from .types import Autocast, Precision
+from .types import Autocast, Invariant, Precision
 
 MARK = "_xgemm_swapped"
 """The attribute of a module that ``convert`` has swapped."""
@@ -104,6 +104,7 @@ def convert(
     precision: Precision = "fp32",
     min_features: int = 0,
     autocast: Autocast = "torch",
+    invariant: Invariant | None = None,
     types: Iterable[type[nn.Module]] | type[nn.Module] = (),
 ) -> ConvertReport:
     """Make the ``torch.nn.Linear`` modules of ``model`` ``xgemm_torch.nn.Linear``, in place.
@@ -139,6 +140,7 @@ def convert(
         min_features: leave modules with fewer input or output features than this.
         autocast: "torch": under autocast modules are torch's own, in its dtype; "float32": they
             compute in float32 and give float32.
+        invariant: with ``precision="ieee"``, "batch" or "tp", as of ``sgemm``, for all of them.
         types: a class, or several, to swap modules of exactly those, too: subclasses of
             ``torch.nn.Linear``, or others with a weight (out, in), whose forward gives
             ``F.linear(input, weight, bias)``, as that of transformers' ``FalconLinear`` and of
@@ -150,11 +152,13 @@ def convert(
 
     Raises:
         TypeError: ``model`` is no module, or ``types`` has what is no class of such layers.
-        ValueError: an unknown kernel, precision or way under autocast.
+        ValueError: an unknown kernel, precision or way under autocast, or an ``invariant`` without
+            ``precision="ieee"``.
     """
     _must_be_module("convert", model)
     _checks.check_options("convert", KERNELS["sgemm"], kernel, precision)
     check_autocast("convert", autocast)
+    _checks.check_invariant("convert", invariant, precision)
     more = check_types(types)
     rows: list[Row] = []
     left = False
@@ -181,12 +185,14 @@ def convert(
             chosen.append(module)
         what = convnd.in_words(module)
         how = f"{what and f'{what}: '}kernel={kernel}, precision={precision}"
+        how += "" if invariant is None else f", invariant={invariant}"
         if not reason and (owner := hands_on(modules, fqn)):
             how += f"; {owner}.forward hands its weight to another function, which patch() sees"
             left = True
         rows.append(Row(fqn, name, not reason, reason or how))
     for module in chosen:  # only now: nothing can fail any more
-        _swap(module, {"kernel": kernel, "precision": precision, "autocast": autocast})
+        options = {"kernel": kernel, "precision": precision, "autocast": autocast}
+        _swap(module, options | {"invariant": invariant})
     notes = _fast_paths(model, rows)
     if chosen:
         notes += _forget_graphs(model)
@@ -272,7 +278,7 @@ def _with_ours(stock: type[nn.Module]) -> type[nn.Module]:
     return opted(stock)  # type: ignore[arg-type]
 
 
-def _swap(module: nn.Module, options: dict[str, str]) -> None:
+def _swap(module: nn.Module, options: dict[str, Any]) -> None:
     # Attributes of the instance, always: torch 2.11's compiled graphs see a new class only when
     # the module's dictionary has changed too.
     vars(module).update({**options, MARK: True})

@@ -18,7 +18,7 @@ from ._checks import Words
 from .deploy import Deployed
 from .ops import overridden, sgemm_as
 from .stock import is_torchs
-from .types import Autocast, Precision
+from .types import Autocast, Invariant, Precision
 
 # By whether the result is channels last.
 WORDS = (
@@ -29,8 +29,9 @@ _TORCHS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
 def convolution(
-    input: Tensor, weight: Tensor, bias: Tensor | None, *, precision: Precision, kernel: str
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None, *, precision: Precision, kernel: str,
+    invariant: Invariant | None = None,
+) -> Tensor:  # fmt: skip
     """The convolution whose stride is its kernel's size, without padding, as a product.
 
     Args:
@@ -39,11 +40,14 @@ def convolution(
         bias: (O,), or None.
         precision: "fp32" or "ieee", as of ``sgemm``.
         kernel: "auto" or a stage's name.
+        invariant: "batch" or "tp", as of ``sgemm``; None.
 
     Returns:
         (B, O, *places) or (O, *places).
     """
     how: dict[str, Any] = {"precision": precision, "kernel": kernel}
+    if invariant is not None:
+        how["invariant"] = invariant
     if has_torch_function_variadic(input, weight, bias):
         return overridden(convolution, (input, weight, bias), input, weight, bias, **how)
     x = input if input.dim() == weight.dim() else input.unsqueeze(0)
@@ -61,18 +65,22 @@ class Product(Deployed, nn.modules.conv._ConvNd):
     kernel: str = "auto"
     precision: Precision = "fp32"
     autocast: Autocast = "torch"
+    invariant: Invariant | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, *sizes) or (C, *sizes) -> (B, O, *places) or (O, *places), as torch's."""
         if is_torchs(self.weight, self.autocast):
             return super().forward(input)
         return convolution(
-            input, self.weight, self.bias, precision=self.precision, kernel=self.kernel
-        )
+            input, self.weight, self.bias, precision=self.precision, kernel=self.kernel,
+            invariant=self.invariant,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """torch's, and what differs from the defaults."""
-        given = {key: getattr(self, key) for key in ("kernel", "precision", "autocast")}
+        given = {
+            key: getattr(self, key) for key in ("kernel", "precision", "autocast", "invariant")
+        }
         extra = [f"{key}={value}" for key, value in given.items() if value != getattr(Product, key)]
         return ", ".join([super().extra_repr(), *extra])
 

@@ -280,7 +280,9 @@ class Mode(TorchDispatchMode):
         for op in _fused():
             if id(op) not in self.handlers:
                 self._add(op, _inseparable)
-        for op in (_SGEMM, _SGEMM_OUT, OPERATORS.sgemm_row_sums.default):
+        for op in (
+            _SGEMM, _SGEMM_OUT, OPS["sgemm_invariant"], OPERATORS.sgemm_row_sums.default,
+        ):  # fmt: skip
             self._add(op, _ours, _flops_of_sgemm)
         self._add(OPERATORS.linear_backward.default, _ours, _flops_of_linear_backward)
         self._add(attention_ops.FORWARD, _ours, _flops_of_attention)

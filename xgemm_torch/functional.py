@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
-from ._checks import Words, known
+from ._checks import Words, check_invariant, known
 from .ops import are_matrices, linear_of_matrices, overridden, refuse_grad, sgemm_as
-from .types import Activation, Precision
+from .types import Activation, Invariant, Precision
 
 if TYPE_CHECKING:
     from .packed import PackedWeight
@@ -33,6 +33,7 @@ def linear(
     *,
     precision: Precision = "fp32",
     kernel: str = "auto",
+    invariant: Invariant | None = None,
 ) -> Tensor:
     """activation(x weight^T + bias), as ``torch.nn.functional.linear`` with an activation.
 
@@ -43,6 +44,8 @@ def linear(
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
         precision: "fp32" or "ieee", as of ``sgemm``.
         kernel: "auto" or a stage's name.
+        invariant: "batch" or "tp", as of ``sgemm``. With "tp" a weight may be a DTensor that is
+            sharded by its rows or its columns on 2, 4 or 8 ranks; ``x`` is one, too.
 
     Returns:
         (..., out_features), or (...) with a weight of one dimension.
@@ -61,16 +64,26 @@ def linear(
             activation,
             precision=precision,
             kernel=kernel,
+            **({} if invariant is None else {"invariant": invariant}),
         )
     if TYPE_CHECKING:  # a packed weight has gone its way
         assert isinstance(weight, Tensor)
-    if not is_compiling() and are_matrices(x, weight, bias):
+    if invariant is None and not is_compiling() and are_matrices(x, weight, bias):
         try:
             return linear_of_matrices(LINEAR, x, weight, bias, activation, precision, kernel)
         except ValueError:
             _bias_fits(bias, weight)
             raise
     how: dict[str, Any] = {"precision": precision, "kernel": kernel, "activation": activation}
+    if invariant is not None:
+        how["invariant"] = invariant
+        check_invariant("linear", invariant, precision)
+        if invariant == "tp" and type(weight) not in (Tensor, torch.nn.Parameter):
+            from . import tensor_parallel  # not at import: DTensor is a large module
+
+            found = tensor_parallel.of_dtensors(x, weight, bias, activation, kernel)
+            if found is not None:
+                return found
     if isinstance(x, Tensor) and x.is_nested and x.layout is torch.jagged:
         ragged: Any = x
         if ragged._ragged_idx == x.dim() - 1:

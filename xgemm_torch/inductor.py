@@ -6,11 +6,11 @@ beside them, where Inductor pads the rows of the one and cannot pad the other's.
 makes `sgemm`, and so `linear`, `mm` and every converted layer, an out= call like Inductor's own
 products: in memory that it pads, aligns, plans and reuses. The bits are those of eager mode.
 
-Stages that are called as operators of their own (``torch.ops.xgemm.naive``), ``sgemm_row_sums``,
-``linear_backward``, ``mixed_mm``, ``prepack``, code in C++ (``cpp_wrapper``) and AOTInductor's
-packages keep the operator that returns a tensor. Inductor's own lowering of those fails at an
-argument ``kernel``, the name of a parameter that it has itself: here the argument is added to the
-call afterwards.
+Stages that are called as operators of their own (``torch.ops.xgemm.naive``), ``sgemm_invariant``,
+``sgemm_row_sums``, ``linear_backward``, ``mixed_mm``, ``prepack``, code in C++ (``cpp_wrapper``),
+and packages of AOTInductor keep the operator that returns a tensor. Inductor's own lowering fails
+at an argument ``kernel``, the name of a parameter that it has itself: here the argument is added to
+the call afterwards.
 
 Importing Inductor takes seconds, so importing the package does not: `register` is called by the
 operators' fake kernels, which run before any lowering, once Inductor is loaded.
@@ -57,7 +57,7 @@ def _register() -> bool:
             return fallback_handler(op, add_to_fallback_set=False)(*operands, **flags)
 
         register_lowering(sgemm, type_promotion_kind=None)(_lowering(as_returned))
-        own = ("sgemm_row_sums", "linear_backward", "mixed_mm", "prepack")
+        own = ("sgemm_invariant", "sgemm_row_sums", "linear_backward", "mixed_mm", "prepack")
         for name in (*own, *(stage.name for stage in stages())):
             op = getattr(OPERATORS, name).default
             register_lowering(op, type_promotion_kind=None)(_with_kernel(op))

@@ -16,7 +16,7 @@ from .linears import obstacle, replaced
 from .ops import ACTIVATIONS, KERNELS
 from .packed import PackedWeight, prepack
 from .stock import check_autocast, is_torchs
-from .types import Activation, Autocast, Precision
+from .types import Activation, Autocast, Invariant, Precision
 
 __all__ = ["Linear"]
 
@@ -28,10 +28,12 @@ class Options(TypedDict):
     precision: Precision
     activation: Activation
     autocast: Autocast
+    invariant: Invariant | None
 
 
 DEFAULTS: Options = {
-    "kernel": "auto", "precision": "fp32", "activation": "none", "autocast": "torch"
+    "kernel": "auto", "precision": "fp32", "activation": "none", "autocast": "torch",
+    "invariant": None,
 }  # fmt: skip
 
 
@@ -54,12 +56,14 @@ class Linear(Deployed, torch.nn.Linear):
         activation: what to apply to the result: "none", "relu", "gelu", "gelu_tanh" or "silu".
         autocast: what to do under autocast: "torch", compute in its dtype as torch's own module, or
             "float32", compute in float32 and give float32.
+        invariant: with ``precision="ieee"``, "batch" or "tp", as of ``xgemm_torch.sgemm``.
 
     Shapes:
         (..., in_features) -> (..., out_features)
 
     Raises:
-        ValueError: an unknown kernel, precision, activation or way under autocast.
+        ValueError: an unknown kernel, precision, activation or way under autocast, or an
+            ``invariant`` without ``precision="ieee"``.
     """
 
     # Defaults of the class, so that a torch.nn.Linear made one of these by its __class__ works.
@@ -67,6 +71,7 @@ class Linear(Deployed, torch.nn.Linear):
     precision: Precision = DEFAULTS["precision"]
     activation: Activation = DEFAULTS["activation"]
     autocast: Autocast = DEFAULTS["autocast"]
+    invariant: Invariant | None = DEFAULTS["invariant"]
     packed: PackedWeight | None = None
 
     def __init__(
@@ -81,15 +86,18 @@ class Linear(Deployed, torch.nn.Linear):
         precision: Precision = "fp32",
         activation: Activation = "none",
         autocast: Autocast = "torch",
+        invariant: Invariant | None = None,
     ) -> None:
         """As the class says."""
         _checks.check_options("Linear", KERNELS["sgemm"], kernel, precision, activation)
         check_autocast("Linear", autocast)
+        _checks.check_invariant("Linear", invariant, precision)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.kernel = kernel
         self.precision = precision
         self.activation = activation
         self.autocast = autocast
+        self.invariant = invariant
 
     def forward(self, input: Tensor) -> Tensor:
         """activation(input weight^T + bias): (..., in_features) -> (..., out_features)."""
@@ -109,6 +117,7 @@ class Linear(Deployed, torch.nn.Linear):
             self.activation,
             precision=self.precision,
             kernel=self.kernel,
+            invariant=self.invariant,
         )
 
     def prepack(self) -> Linear:
@@ -175,6 +184,7 @@ class Linear(Deployed, torch.nn.Linear):
         precision: Precision | None = None,
         activation: Activation | None = None,
         autocast: Autocast | None = None,
+        invariant: Invariant | None = None,
     ) -> Linear:
         """A new module that shares the parameters of ``module``, and its training mode.
 
@@ -193,7 +203,7 @@ class Linear(Deployed, torch.nn.Linear):
             raise TypeError(f"from_linear: needs a torch.nn.Linear as it is; this one: {reason}")
         _must_have_parameters("from_linear", module)
         given = {"kernel": kernel, "precision": precision, "activation": activation}
-        given["autocast"] = autocast
+        given |= {"autocast": autocast, "invariant": invariant}
         options: dict[str, Any] = {
             key: getattr(module, key) if ours else default for key, default in DEFAULTS.items()
         }

@@ -23,6 +23,9 @@ from the same reading of the output's gradient as the weight's. ``sgemm_row_sums
 with the sums of a's rows alone, for convolutions. Neither is differentiable, and DTensor has no
 rules for them: what is to be differentiated again, and tensors of other classes, go by ``sgemm``.
 
+``sgemm_invariant`` is ``sgemm`` in chains of a length that K alone decides (invariant.py): the same
+functions make it differentiable, by rules of its own.
+
 ``sgemm.out`` is not, either, and torch does not compile an operator that returns what it
 writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
 """
@@ -40,10 +43,10 @@ from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _C, _checks, deploy, flops, inductor, sharding
+from . import _C, _checks, deploy, flops, inductor, invariant, sharding
 from ._checks import Words, own_words
 from .registry import DECLARED, NAMESPACE, OPERATORS, left_out, stages
-from .types import Activation, Precision
+from .types import Activation, Invariant, Precision
 
 if TYPE_CHECKING:
     from .packed import PackedWeight
@@ -57,6 +60,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     name: ("auto", *NAMES[1:]) if name == "sgemm" else ("auto", name) for name in NAMES
 }
 """The values that ``kernel`` may have, by operator."""
+KERNELS[invariant.NAME] = KERNELS["sgemm"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -88,7 +92,18 @@ for _name in left_out():
     if _name.isidentifier() and _name.isascii() and _name not in ("sgemm", "prepack", "auto"):
         _define_left_out(_name)
 
-OPS: dict[str, torch._ops.OpOverload] = {name: getattr(OPERATORS, name).default for name in NAMES}
+_LIB.define(
+    f"{invariant.NAME}(Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, "
+    'bool trans_a=False, bool trans_b=False, str kernel="auto", str activation="none", '
+    "int[] parts=[1, 1, 1]) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+for _key in ("CPU", "CUDA"):
+    _LIB.impl(invariant.NAME, invariant.product, _key)
+
+OPS: dict[str, torch._ops.OpOverload] = {
+    name: getattr(OPERATORS, name).default for name in (*NAMES, invariant.NAME)
+}
 _SGEMM = OPS["sgemm"]
 _SGEMM_OUT = OPERATORS.sgemm.out
 _LINEAR_BACKWARD = OPERATORS.linear_backward.default
@@ -212,7 +227,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
 def _split(flags: dict[str, Any]) -> tuple[bool, bool, float, dict[str, Any]]:
     """The flags as trans_a, trans_b, beta, and those that a product's derivatives keep."""
     kept: dict[str, Any] = {
-        key: flags[key] for key in ("alpha", "precision", "kernel") if key in flags
+        key: flags[key] for key in ("alpha", "precision", "kernel", "parts") if key in flags
     }
     return flags.get("trans_a", False), flags.get("trans_b", False), flags.get("beta", 1.0), kept
 
@@ -343,6 +358,8 @@ class _Rules:
         if grad is None:
             return (None,) * 6
         a, b = ctx.saved_tensors
+        if ctx.op == invariant.NAME:
+            return None, *invariant.gradients(ctx, grad, a, b, _product), None, None
         found = _of_linear(ctx, grad, a, b)
         if found is None:
             found = _of_product(ctx, grad, a, b)
@@ -633,14 +650,14 @@ def _register_autocast(name: str, op: torch._ops.OpOverload) -> None:
         _LIB.impl(name, kernel, key)
 
 
-for _name in NAMES:
+for _name in OPS:
     _register_fake(_name)
     _register_autograd(_name)
     _register_functorch(_name)
     _register_autocast(_name, OPS[_name])
 
 
-flops.register(getattr(OPERATORS, name) for name in (*NAMES, "sgemm_row_sums"))
+flops.register(getattr(OPERATORS, name) for name in (*OPS, "sgemm_row_sums"))
 flops.register([OPERATORS.linear_backward], flops.of_linear_backward)
 
 SGEMM = own_words("sgemm")
@@ -775,6 +792,7 @@ def sgemm(
     precision: Precision = "fp32",
     kernel: str = "auto",
     activation: Activation = "none",
+    invariant: Invariant | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """FP32 matrix product: activation(alpha * op(a) op(b) + beta * c).
@@ -799,6 +817,12 @@ def sgemm(
             the problem. On a CPU "auto" is ATen's BLAS, and a stage runs its CUDA source there.
         activation: "none", "relu", "gelu" (with erf), "gelu_tanh" or "silu". It is part of the
             product's last step where nothing is to be differentiated, ATen's function otherwise.
+        invariant: with ``precision="ieee"``, what the bits are not to depend on besides. "batch":
+            a row of the result depends on that row, ``b`` and K, and not on M or the batch. "tp":
+            K is cut into 8 parts that are added in pairs, so that 2, 4 or 8 ranks that have a shard
+            of K each can give the same bits (`xgemm_torch.tensor_parallel`). Gradients are such
+            products, too; that of ``b`` adds over rows, and so depends on them. Sums of gradients
+            over what ``c`` was broadcast to are in a fixed order.
         out: where to write the result: any strides without overlap; it may be ``c`` itself, and may
             share no memory with an operand otherwise (compiled, where it is a copy, it may). Not
             differentiable.
@@ -826,6 +850,8 @@ def sgemm(
             _number(flags, "alpha", alpha)
         if (type(beta) is not int and type(beta) is not float) or beta != 1:
             _number(flags, "beta", beta)
+        if invariant is not None:
+            return _without_rows(a, b, c, flags, invariant, out)
         if is_compiling() and isinstance(b, Tensor):  # not a PackedWeight
             if out is not None:
                 return _copy_out(out, a, b, c, flags)
@@ -843,6 +869,42 @@ def sgemm(
         raise
 
 
+def _without_rows(
+    a: Tensor, b: Tensor | PackedWeight, c: Tensor | None, flags: dict[str, Any],
+    what: Invariant, out: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """``sgemm`` with ``invariant=what``."""
+    if has_torch_function_variadic(a, b, c, out):
+        operands = (a, b, c, out)
+        return overridden(sgemm, operands, a, b, c, out=out, invariant=what, **flags)
+    if TYPE_CHECKING:  # a packed weight has gone its way
+        assert isinstance(b, Tensor)
+    _checks.check_invariant("sgemm", what, flags.pop("precision", "fp32"))
+    return in_parts(a, b, c, invariant.PARTS_OF[what], out=out, **flags)
+
+
+def in_parts(
+    a: Tensor, b: Tensor, c: Tensor | None, parts: tuple[int, int, int], *,
+    out: Tensor | None = None, words: Words = SGEMM, **flags: Any,
+) -> Tensor:  # fmt: skip
+    """Call ``sgemm_invariant`` with the parts of M, N and K; the rest as of ``sgemm``."""
+    flags["parts"] = parts
+    try:
+        if out is not None:
+            refuse_grad(a, b, c, out, words)
+        if is_compiling():
+            result = OPS[invariant.NAME](a, b, c, **flags)
+        else:
+            result = _eager(a, b, c, flags, invariant.NAME)
+    except Exception as error:
+        _raise_as_python(error, invariant.NAME, a, b, c, words=words, **flags)
+        raise
+    if out is None:
+        return result
+    _checks.takes(words.name, out, result)
+    return out.copy_(result)
+
+
 def _add_names(
     flags: dict[str, Any], precision: Precision, kernel: str, activation: Activation
 ) -> None:
@@ -855,21 +917,23 @@ def _add_names(
         flags["activation"] = activation
 
 
-def _eager(a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:
+def _eager(
+    a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any], name: str = "sgemm"
+) -> Tensor:
     """``sgemm`` of tensors that override nothing, where nothing is compiled."""
     if _functorch_active():
-        return _transformed("sgemm", a, b, c, flags)
+        return _transformed(name, a, b, c, flags)
     if torch._C._get_tracing_state() is not None:  # torch.jit.trace records operators
-        return _SGEMM(a, b, c, **flags)
+        return OPS[name](a, b, c, **flags)
     if (
         (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
         and torch.is_grad_enabled()
     ) or forward_ad._current_level >= 0:
-        return _differentiable("sgemm", a, b, c, flags)
+        return _differentiable(name, a, b, c, flags)
     if type(a) not in _UNTRACED or type(b) not in _UNTRACED:
         sharding.register()
     with _BelowAutograd():
-        return _SGEMM._op(a, b, c, **flags)
+        return OPS[name]._op(a, b, c, **flags)
 
 
 def overridden(function: Callable[..., Any], operands: Any, *args: Any, **kwargs: Any) -> Any:

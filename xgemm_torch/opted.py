@@ -18,7 +18,7 @@ from .deploy import Deployed
 from .functional import linear
 from .nn import Linear
 from .stock import is_torchs
-from .types import Autocast, Precision
+from .types import Autocast, Invariant, Precision
 
 
 class _Named:
@@ -43,6 +43,7 @@ class Other(_Named, Deployed):
     kernel: str = "auto"
     precision: Precision = "fp32"
     autocast: Autocast = "torch"
+    invariant: Invariant | None = None
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         """Give input weight^T + bias; the input by whatever name its class has for it."""
@@ -50,7 +51,10 @@ class Other(_Named, Deployed):
             return super().forward(*inputs, **named)  # type: ignore[misc]
         (input,) = (*inputs, *named.values())
         bias = getattr(self, "bias", None)
-        return linear(input, self.weight, bias, precision=self.precision, kernel=self.kernel)
+        return linear(
+            input, self.weight, bias, precision=self.precision, kernel=self.kernel,
+            invariant=self.invariant,
+        )  # fmt: skip
 
 
 def _copied(self: Any, memo: Any) -> Any:

@@ -277,6 +277,8 @@ def _sgemm(
             f"{words.name}: {words.b} was packed for trans_b={b.trans_b}; prepack(weight, trans_b="
             f"{not b.trans_b}) packs for {not b.trans_b}"
         )
+    if "invariant" in flags:  # which no stage with limbs gives
+        return sgemm(a, weight, c, out=out, **flags)
     return sgemm_packed(words, a, weight, c, b.limbs, out, flags)
 
 
@@ -293,6 +295,8 @@ def _linear(
         raise ValueError(
             f"linear: inner sizes differ: x is {F._sizes(x)}, weight is {F._sizes(matrix)}"
         )
+    if "invariant" in how:  # which no stage with limbs gives
+        return linear(x, matrix, bias, activation, **how)
     flags = {"trans_b": True, "activation": activation, **how}
     if x.dim() == 2:
         return sgemm_packed(F.LINEAR, x, matrix, bias, weight.limbs, None, flags)

@@ -6,7 +6,7 @@ As torch's own for ``mm`` and ``addmm``. On each dimension of the mesh the opera
 - sharded along M, N or the batch, and the result, and what of c has that dimension, likewise;
 - both sharded along K, and the result is a partial sum, to be added up where it is needed; c is
   then added by one rank. Not with an activation, which is no linear function, and not with
-  ``precision="ieee"``, whose chain of K is not cut.
+  ``precision="ieee"``, whose chain of K is not cut, nor of ``sgemm_invariant``.
 
 So ``ColwiseParallel``, ``RowwiseParallel`` and ``SequenceParallel`` take layers of ours, and
 gradients, which are products with other flags, follow. Importing DTensor takes a second, so
@@ -18,6 +18,8 @@ from __future__ import annotations
 import functools
 import sys
 from typing import Any
+
+from . import invariant
 
 HOME = "torch.distributed.tensor"
 
@@ -36,15 +38,25 @@ def _register() -> None:
 
     from .ops import OPS
 
-    operators = list(OPS.values())
+    operators = [op for name, op in OPS.items() if name != invariant.NAME]
     # DTensor keeps what it chose by operands and by those flags that it is told of; by itself it
     # takes integers alone for such, and would shard K with an activation as it did without.
     known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     register_sharding(operators)(_shardings)
+    whole = OPS[invariant.NAME]
+    register_sharding(whole)(_shardings_of_whole_k)
+    known[whole] = RuntimeSchemaInfo(static_kwargkey=["trans_a", "trans_b"], needs_pytree=True)
     for op in operators:
         flags = [arg.name for arg in op._schema.arguments if arg.kwarg_only]
         flags.remove("packed")
         known[op] = RuntimeSchemaInfo(static_kwargkey=flags, needs_pytree=True)
+
+
+def _shardings_of_whole_k(
+    a: Any, b: Any, c: Any = None, *, trans_a: bool = False, trans_b: bool = False, **_: Any
+) -> list[tuple[list[Any], list[Any]]]:
+    """As of ``precision="ieee"``."""
+    return _shardings(a, b, c, trans_a=trans_a, trans_b=trans_b, precision="ieee")
 
 
 def _shardings(

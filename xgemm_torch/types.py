@@ -12,6 +12,9 @@ from typing import Literal
 
 Precision = Literal["fp32", "ieee"]
 """What a product's accuracy and bits are to be, as of `xgemm_torch.sgemm`."""
+Invariant = Literal["batch", "tp"]
+"""What a product's bits are not to depend on: the other rows, or the degree of tensor parallelism,
+too."""
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 """What is applied to a product's result."""
 Autocast = Literal["torch", "float32"]

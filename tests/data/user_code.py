@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import xgemm_torch
-from xgemm_torch.types import Activation, Autocast, Precision
+from xgemm_torch.tensor_parallel import row_parallel_linear
+from xgemm_torch.types import Activation, Autocast, Invariant, Precision
 
 
 def products(a: Tensor, b: Tensor, bias: Tensor | None, precision: Precision) -> Tensor:
@@ -34,6 +35,14 @@ def layers(activation: Activation, autocast: Autocast) -> list[str]:
     report = xgemm_torch.convert(nn.Sequential(plain), min_features=8, types=(nn.Linear,))
     xgemm_torch.revert(nn.Sequential(layer))
     return [row.reason for row in report if not row.swapped]
+
+
+def same_bits(x: Tensor, layer: nn.Linear, what: Invariant | None) -> Tensor:
+    y = xgemm_torch.linear(x, layer.weight, precision="ieee", invariant=what)
+    xgemm_torch.convert(layer, precision="ieee", invariant="tp")
+    ours = xgemm_torch.nn.Linear(8, 8, precision="ieee", invariant="batch")
+    y = row_parallel_linear(ours(y), layer.weight, layer.bias)
+    return xgemm_torch.sgemm(x, y, precision="ieee", invariant="rows")  # E: arg-type
 
 
 def around(model: nn.Module, x: Tensor) -> float:

@@ -1,0 +1,131 @@
+"""What ``invariant=`` costs: linear layers by ``precision="ieee"``, without and with it.
+
+    python benchmarks/invariant.py --json invariant.json      # on a GPU
+    python benchmarks/invariant.py --show invariant.json      # anywhere
+
+Device times: CUDA-graph replays in turns, over rotating operands, medians. "eager" is the time of a
+call where nothing waits but for the host and the device, whichever is slower. Of each layer the
+rows that fewer rows give are compared with those of the most, bit by bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import geometric_mean, median
+from typing import Any
+
+import provenance
+import recording
+import records
+import torch
+from torch import Tensor
+
+import xgemm_torch
+from xgemm_torch.tools import timing
+
+ROWS = (1, 16, 256, 4096, 8192)
+LAYERS = ((768, 6144), (4096, 4096), (3072, 768), (256, 16384))  # (N, K)
+ROUNDS, CALLS, SEED = 9, 300, 5
+WAYS = ("torch", "ieee", "batch", "tp")
+
+
+def call_of(way: str) -> timing.Call:
+    """The product a b^T in one of `WAYS`."""
+    if way == "torch":
+        return timing.torch_mm("NT")
+    how: dict[str, Any] = {} if way == "ieee" else {"invariant": way}
+    return lambda a, b: xgemm_torch.sgemm(a, b, trans_b=True, precision="ieee", **how)
+
+
+def eager_us(call: timing.Call, a: Tensor, b: Tensor) -> float:
+    """Microseconds of one of many calls in a row."""
+    for _ in range(20):
+        call(a, b)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        call(a, b)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / CALLS * 1e6
+
+
+def measured(n: int, k: int) -> list[dict[str, Any]]:
+    """What a record has of a layer, for each number of rows."""
+    draw = torch.Generator("cuda").manual_seed(SEED)
+    x = torch.randn(max(ROWS), k, device="cuda", generator=draw)
+    weight = torch.randn(n, k, device="cuda", generator=draw)
+    calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {way: call_of(way) for way in WAYS}
+    whole = {way: call(x, weight) for way, call in calls.items()}
+    found = []
+    for m in ROWS:
+        same = {
+            way: torch.equal(
+                call(x[:m], weight).view(torch.int32), whole[way][:m].view(torch.int32)
+            )
+            for way, call in calls.items()
+        }
+        if not (same["batch"] and same["tp"]):
+            raise SystemExit(f"invariant: {m} x {n} x {k}: bits depend on the rows: {same}")
+        sets = timing.operands(m, n, k, "NT", seed=SEED)
+        times = timing.interleaved(calls, sets, rounds=ROUNDS)
+        found.append(
+            {
+                "m": m, "n": n, "k": k, "same_bits": same,
+                "us": {way: 1e6 * median(seconds) for way, seconds in times.items()},
+                "eager_us": {way: eager_us(call, *sets[0]) for way, call in calls.items()},
+            }
+        )  # fmt: skip
+        del sets
+        torch.cuda.empty_cache()
+    return found
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as text."""
+    facts, cases = record["facts"], record["invariant"]
+    lines = [
+        f"{facts['device']}, torch {facts['torch']}; us, and ieee's time over theirs",
+        f"{'m x n x k':>20}" + "".join(f"{way:>10}" for way in WAYS)
+        + "".join(f"{f'ieee/{way}':>12}" for way in WAYS[2:])
+        + "".join(f"{f'eager {way}':>14}" for way in WAYS[1:]),
+    ]  # fmt: skip
+    for case in cases:
+        us, eager = case["us"], case["eager_us"]
+        lines.append(
+            f"{case['m']:>6} x {case['n']} x {case['k']:<6}".rjust(20)
+            + "".join(f"{us[way]:10.1f}" for way in WAYS)
+            + "".join(f"{us['ieee'] / us[way]:12.2f}" for way in WAYS[2:])
+            + "".join(f"{eager[way]:14.1f}" for way in WAYS[1:])
+        )
+    for way in WAYS[2:] if cases else ():
+        ratios = [case["us"]["ieee"] / case["us"][way] for case in cases]
+        lines.append(
+            f"{way}: {geometric_mean(ratios):.2f} of ieee's speed, {min(ratios):.2f} least"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure or show."""
+    options = recording.parser(__doc__).parse_args(arguments)
+    if options.json:
+        recording.require_yardstick("invariant")
+        began = time.monotonic()
+        record: dict[str, Any] = {"facts": provenance.facts(), "seed": SEED, "invariant": []}
+        with timing.Clocks() as clocks:
+            timing.heat(1.0)
+            clocks.mark()
+            for n, k in LAYERS:
+                record["invariant"] += measured(n, k)
+            record["clocks"] = clocks.summary()
+        record |= {"seconds": time.monotonic() - began, "finished": True}
+        records.write(options.json, record)
+    else:
+        record = records.read(options.show)
+    print(table(record))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
