@@ -118,6 +118,8 @@ FORMS = {
     "grouped": lambda c: "groups" in c,
     "mixed": lambda c: "mixed" in c,
     "attention": lambda c: "attention" in c,
+    "invariant": lambda c: "invariant" in c,
+    "async-tp": lambda c: "ranks" in c and "cases" in c,
 }
 
 
@@ -1006,6 +1008,18 @@ def headlines(record: Record) -> dict[str, float]:
     if record.form == "mixed":
         ratios = [case["ms"]["torch"] / case["ms"]["mixed_linear"] for case in content["mixed"]]
         return {"geometric mean ratio to torch's own": geometric_mean(ratios)}
+    if record.form == "async-tp":
+        return {
+            f"{content['ranks']} ranks: collective, then product / overlapped, geometric mean":
+                geometric_mean(layer["ms"]["in order"] / layer["ms"]["overlapped"]
+                               for case in content["cases"] for layer in case["layers"].values())
+        }  # fmt: skip
+    if record.form == "invariant":
+        return {
+            f"ieee / invariant={way}, geometric mean of device times":
+                geometric_mean(c["us"]["ieee"] / c["us"][way] for c in content["invariant"])
+            for way in ("batch", "tp")
+        }  # fmt: skip
     if record.form == "attention":
         return {
             f"{what}: geometric mean ratio to torch's own, {name}":
@@ -1185,6 +1199,54 @@ def mixed(found: Sequence[Record]) -> str:
     )  # fmt: skip
 
 
+def parallel(found: Sequence[Record]) -> str:
+    """Tensor-parallel layers: a collective and a product, one after the other and overlapped."""
+    rows = [
+        (record.gpu, record.content["ranks"], case["name"], name,
+         *(layer["ms"].get(way)
+           for way in ("collective", "product", "in order", "overlapped", "torch")),
+         *(layer["step_ms"].get(way) for way in ("in order", "overlapped")),
+         layer["error_u"]["in order"])
+        for record in of(found, "async-tp")
+        for case in record.content["cases"]
+        for name, layer in case["layers"].items()
+    ]  # fmt: skip
+    columns = (
+        choice("GPU"), figures("ranks"), words("model"), choice("function"),
+        figures("collective, ms", "collective"), figures("product, ms", "product"),
+        figures("in order, ms", "in_order"), figures("overlapped, ms", "overlapped"),
+        figures("torch's overlapped, ms", "torch"), figures("step in order, ms", "step"),
+        figures("step overlapped, ms", "step_overlapped"), figures("error, u", "error"),
+    )  # fmt: skip
+    return page.table(
+        "t-parallel", "Tensor parallelism: gathered or scattered products, the slowest rank's time",
+        columns, rows,
+    )  # fmt: skip
+
+
+def invariants(found: Sequence[Record]) -> str:
+    """Linear layers by precision="ieee", without and with invariant=."""
+    rows = [
+        (record.gpu, f"{c['m']} x {c['n']} x {c['k']}",
+         *(c["us"][way] for way in ("torch", "ieee", "batch", "tp")),
+         *(c["us"]["ieee"] / c["us"][way] for way in ("batch", "tp")),
+         *(c["eager_us"][way] for way in ("ieee", "batch", "tp")))
+        for record in of(found, "invariant")
+        for c in record.content["invariant"]
+    ]  # fmt: skip
+    columns = (
+        choice("GPU"), words("M x N x K", "sizes"), figures("torch, us", "torch"),
+        figures("ieee, us", "ieee"), figures("batch, us", "batch"), figures("tp, us", "tp"),
+        figures("ieee / batch", "of_batch"), figures("ieee / tp", "of_tp"),
+        figures("a call of ieee, us", "call"), figures("of batch, us", "call_batch"),
+        figures("of tp, us", "call_tp"),
+    )  # fmt: skip
+    return page.table(
+        "t-invariant", "precision=\"ieee\" without and with invariant=: device times, and calls "
+        "one after another with the host's part", columns, rows,
+    )  # fmt: skip
+
+
 def attention(found: Sequence[Record]) -> str:
     """Attention, forward and backward, beside torch's own."""
     rows, drawn = [], []
@@ -1253,6 +1315,8 @@ SECTIONS = (
     ("groups", "Products of groups", groups, ("grouped",)),
     ("mixed", "bf16 by FP32", mixed, ("mixed",)),
     ("attention", "Attention", attention, ("attention",)),
+    ("invariant", "Bits that no other row changes", invariants, ("invariant",)),
+    ("parallel", "Tensor parallelism", parallel, ("async-tp",)),
     ("benches", "Calls and layers", benches, ("benches",)),
     ("exercises", "Exercises of the course", solutions, ("exercises",)),
     ("gate", "What a comparison of builds finds", gates, ("gate",)),

@@ -54,13 +54,14 @@ def produce_in_turns(producer, output, name, out_chunk_dim=0):
 @contextlib.contextmanager
 def schedules():
     """Products in turns with the communication, as where there is symmetric memory."""
-    kept = async_tp._can_overlap, async_tp._pipelines
+    kept = async_tp.OVERLAPS, async_tp._can_overlap, async_tp._pipelines
+    async_tp.OVERLAPS = True
     async_tp._can_overlap = lambda x, group: True
     async_tp._pipelines = lambda: (consume_in_turns, produce_in_turns)
     try:
         yield
     finally:
-        async_tp._can_overlap, async_tp._pipelines = kept
+        async_tp.OVERLAPS, async_tp._can_overlap, async_tp._pipelines = kept
 
 
 def part(t, dim):

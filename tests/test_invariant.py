@@ -21,8 +21,8 @@ from xgemm_torch import invariant, linear, sgemm, simt, split_k_size
 from xgemm_torch.types import Invariant
 
 ROWS = (1, 2, 3, 17, 64, 130, 300)
-# (N, K): one chain, two, three, many and a shorter one at the end; parts of several chains.
-SIZES = ((33, 500), (300, 768), (5, 1600), (200, 1377), (8, 5632))
+# (N, K): one chain that ieee would cut or not, two, three, a shorter one; parts of several chains.
+SIZES = ((33, 500), (300, 768), (5, 1600), (200, 2177), (8, 8512))
 INVARIANTS: tuple[Invariant, ...] = ("batch", "tp")
 
 on_every_invariant = pytest.mark.parametrize("what", INVARIANTS)
@@ -32,12 +32,11 @@ def product(a, b, c=None, *, what: Invariant = "batch", **flags):
     return sgemm(a, b, c, precision="ieee", invariant=what, **flags)
 
 
-def at_once(monkeypatch, yes: bool, room: int | None = None) -> None:
-    """Which way chains are made, whatever the device; ``room`` for so many bytes of sums."""
-    monkeypatch.setattr(invariant, "_on_a_gpu", lambda t: yes)
-    monkeypatch.setattr(invariant, "_LARGE_OF_TWO", invariant._LARGE)
-    if room is not None:
-        monkeypatch.setattr(invariant, "_MOST_BYTES", room)
+def in_one(monkeypatch, yes: bool) -> None:
+    """Which way chains are made, whatever the device and the sizes."""
+    monkeypatch.setattr(
+        invariant._Calls, "in_one", lambda self, a, b, chain: yes or chain >= a.shape[-1]
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -83,16 +82,20 @@ def test_a_batch_has_the_bits_of_its_matrices(what, device):
 # Chains and parts
 
 
-def test_chains_are_too_short_to_be_cut():
-    for m, n, batch in itertools.product((1, 2, 16, 64, 1000, 8192), (1, 8, 256, 4096), (1, 7)):
-        assert split_k_size(m, n, invariant.UNCUT - 1, batch) == 0
-    assert split_k_size(1, 256, invariant.UNCUT, 1) > 0
-    for k in (*range(600, 3000), 4096, 6144, 11008, 14336, 16384, 10**6):
+def test_lengths_of_chains():
+    assert split_k_size(1, 256, 768, 1) > 0  # one chain where ieee makes several
+    for k in (*range(900, 3000), 4096, 6144, 11008, 14336, 16384, 10**6):
         each = invariant.chain_length(k)
-        assert each < invariant.UNCUT
-        assert each == k or (each % 32 == 0 and (k % each == 0 or each == 512))
-    assert [invariant.chain_length(k) for k in (639, 640, 768, 4096, 11008)] == [
-        639, 320, 384, 512, 512
+        assert each <= 1024
+        assert each == k or (each % 32 == 0 and (k % each == 0 or each == 1024))
+    assert [invariant.chain_length(6144, n) for n in (None, 8, 2047, 2048)] == [
+        1024,
+        512,
+        512,
+        1024,
+    ]
+    assert [invariant.chain_length(k) for k in (1, 768, 1024, 1025, 1280, 4096, 11008)] == [
+        1, 768, 1024, 1024, 640, 1024, 1024
     ]  # fmt: skip
 
 
@@ -103,7 +106,7 @@ def test_chains_are_too_short_to_be_cut():
 def test_batch_has_the_bits_of_chains_of_that_length(n, k, options):
     a, b, flags = operands(7, n, k, "TN", data="wide")
     c = torch.randn(n)
-    with simt.configure(split_k_size=invariant.chain_length(k) if k >= 640 else 0):
+    with simt.configure(split_k_size=invariant.chain_length(k, n) if k > 1024 else 0):
         want = sgemm(a, b, c, precision="ieee", **options, **flags)
     assert same_bits(product(a, b, c, **options, **flags), want)
 
@@ -145,26 +148,26 @@ def test_both_ways_of_making_chains_have_the_same_bits(monkeypatch, n, k, what, 
         (torch.randn(1, device=device), {"activation": "silu"}),
     ):
         found = []
-        for way in ((False, None), (True, None), (True, 4 * 20 * n * 3)):
+        for way in (False, True):
             with monkeypatch.context() as patched:
-                at_once(patched, *way)
+                in_one(patched, way)
                 found.append(product(a, b, c, what=what, **options, **flags))
-        assert same_bits(found[0], found[1]) and same_bits(found[0], found[2])
+        assert same_bits(*found)
 
 
 @on_every_device
 @on_every_invariant
 def test_zeros_have_the_same_sign_both_ways(monkeypatch, what, device):
-    """A chain may end in -0, where a product underflows; several add up to +0."""
+    """A chain may end in -0, where a product underflows, and so may a sum of several."""
     a = torch.full((2, 1280), 1e-30, device=device)
     b = torch.full((1280, 3), -1e-30, device=device)
     assert (product(a[:, :8], b[:8]).view(torch.int32) == -(2**31)).all()
     c = torch.full((3,), -0.0, device=device)
     for addend, options in itertools.product((None, c), ({}, {"alpha": 2.0})):
         with monkeypatch.context() as patched:
-            at_once(patched, False)
+            in_one(patched, False)
             one = product(a, b, addend, what=what, **options)
-            at_once(patched, True)
+            in_one(patched, True)
             assert same_bits(one, product(a, b, addend, what=what, **options))
 
 
@@ -184,7 +187,7 @@ def test_sizes_of_nothing_and_of_few(what):
 @on_every_invariant
 @pytest.mark.parametrize("way", ["at once", "in turn"])
 def test_small_sizes_and_batches_both_ways(monkeypatch, way, what):
-    at_once(monkeypatch, way == "at once")
+    in_one(monkeypatch, way == "at once")
     test_sizes_of_nothing_and_of_few(what)
     test_a_batch_has_the_bits_of_its_matrices(what, "cpu")
 
@@ -428,10 +431,8 @@ def test_a_cuda_graph_holds_it():
     a, b, _ = operands(4, 256, 4096, device="cuda")
     for what in INVARIANTS:
         want = product(a, b, what=what)
-        invariant._ROWS.clear()  # what is made in a capture is the graph's
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.graph(graph, stream=stream):
             got = product(a, b, what=what)
-        assert not invariant._ROWS
         graph.replay()
         assert same_bits(got, want)

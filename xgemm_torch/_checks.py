@@ -270,6 +270,7 @@ def check(
     kernel: Any = "auto",
     activation: Any = "none",
     packed: Any = None,
+    chain: Any = 0,
     invariant: Any = None,
     parts: Any = None,
     out: Any = None,
@@ -291,6 +292,7 @@ def check(
         kernel: see there.
         activation: see there.
         packed: what the operator ``prepack`` has made of ``b``, or None.
+        chain: how long the chains of ``precision="ieee"`` are, or 0.
         invariant: see there.
         parts: the operator ``sgemm_invariant``'s, or None.
         out: the result's place, or None.
@@ -320,9 +322,17 @@ def check(
     check_invariant(name, invariant, precision)
     precision = precision if parts is None else "ieee"
     check_options(name, kernels, kernel, precision, activation)
+    _check_chain(name, chain, precision == "fp32" and kernel == "auto" and len(kernels) > 2)
     if out is not None:
         _shape_of_out(name, out, shape)
     return shape
+
+
+def _check_chain(name: str, chain: Any, of_limbs: bool) -> None:
+    if chain != 0 and of_limbs:
+        raise ValueError(f"{name}: chain is of precision='ieee'; \"fp32\" has sums of other kinds")
+    if chain < 0:
+        raise ValueError(f"{name}: chain must be 0, a multiple of 32 or K, got {chain}")
 
 
 def linear_backward(

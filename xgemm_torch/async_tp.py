@@ -11,7 +11,8 @@ one that is split by its rows scatters the sum of its results:
 torch's ``symm_mem.fused_all_gather_matmul`` and ``fused_matmul_reduce_scatter`` do so with torch's
 products; here the consumers and producers are ``sgemm``. The backward of one is the other.
 Symmetric memory needs GPUs of one host that reach each other's memory. Elsewhere, as with gloo,
-both are a collective and a product: the same results but for their rounding.
+both are a collective and a product: the same results but for their rounding. So they are by
+default: see `OVERLAPS`.
 
 `ColwiseParallel` and `RowwiseParallel` are torch's styles of these names on the two functions, for
 inputs and results that are sharded along the sequence.
@@ -47,6 +48,12 @@ _LINEAR_BACKWARD = OPERATORS.linear_backward.default
 # Their names since torch 2.13, which warns of the others.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+OVERLAPS = False
+"""What ``overlap=None`` is. On two and four H100s a product of ours takes so little time that what
+parts of it cost beside the whole, and torch's schedules cost the host, is more than what they hide
+(docs/measurements.md)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def all_gather_linear(
         group: the ranks; by default all.
         precision: "fp32" or "ieee", as of ``sgemm``.
         kernel: "auto" or a stage's name.
-        overlap: whether products and communication overlap; by default where they can.
+        overlap: whether products and communication overlap; by default as `OVERLAPS` says.
 
     Returns:
         (..., out_features), ``gather_dim`` as large as all shards'.
@@ -128,7 +135,7 @@ def linear_reduce_scatter(
         group: the ranks; by default all.
         precision: "fp32" or "ieee", as of ``sgemm``; each rank's product has its accuracy.
         kernel: "auto" or a stage's name.
-        overlap: whether products and communication overlap; by default where they can.
+        overlap: whether products and communication overlap; by default as `OVERLAPS` says.
 
     Returns:
         (..., out_features), this rank's part along ``scatter_dim``.
@@ -186,7 +193,8 @@ def _way(
     group = group or dist.group.WORLD
     if group is None:
         raise ValueError(f"{name}: there is no process group; torch.distributed has none yet")
-    can = overlap is not False and _can_overlap(x, group)
+    overlap = OVERLAPS if overlap is None else overlap
+    can = overlap and _can_overlap(x, group)
     if overlap and not can:
         raise RuntimeError(f"{name}: no symmetric memory among the ranks on {x.device}")
     return _Way(group, dim % x.dim(), can and x.numel() > 0, precision, kernel)

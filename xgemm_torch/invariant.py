@@ -1,22 +1,21 @@
 """Products whose bits the batch does not change, or the degree of tensor parallelism.
 
 ``precision="ieee"`` cuts K into chains by all sizes of a problem (csrc/xgemm/core/split_k.h), so
-the number of rows can change a row's bits. The operator ``sgemm_invariant`` is made of products of
-that precision that are too short to be cut, by rules that depend on K alone:
+the number of rows can change a row's bits. The operator ``sgemm_invariant`` cuts it by K and N:
 
-- K of fewer than `UNCUT` is one chain: ``sgemm`` itself.
-- A longer K is cut into chains of `chain_length`, whose sums are added in order, beginning with +0.
+- into chains of `chain_length`, whose sums are added in order;
 - ``parts`` cuts K in halves first, the halves again, until there are so many parts. Each is made
-  as above, and their sums are added in pairs, a binary tree. A rank of 2, 4 or 8 that has K's
-  first, second, ... shard has whole subtrees: it makes them with 8 / ranks parts, and what the
-  ranks add up in pairs (tensor_parallel.py) has the bits of one machine.
+  as above, but by K alone, for ranks may cut N; their sums are added in pairs, a binary tree. A
+  rank of 2, 4 or 8 that has K's first, second, ... shard has whole subtrees: it makes them with
+  8 / ranks parts, and what the ranks add up in pairs (tensor_parallel.py) has the bits of one
+  machine.
 
 ``parts`` has a number for each of M, N and K, since a gradient is a product along M or N, and that
 is what a layer's shards may cut.
 
-The chains are made one after another, each added to the result by the epilogue of its product, or
-all at once as the matrices of one batch and then added up: a product with a row of ones adds in the
-order of k, and has sgemm's epilogue. Both ways give the same bits; `_at_once` says which runs.
+Where a result has few tiles, one call of ``sgemm`` makes all chains (its argument ``chain``) by a
+stage that makes several. Where it has many, the stages that make one are quicker: chain after
+chain, each added to the result by the epilogue of its product. The bits are the same.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ._checks import known
-from .registry import OPERATORS
+from .registry import OPERATORS, split_k_size, stages
 from .types import Activation, Invariant
 
 NAME = "sgemm_invariant"
@@ -42,30 +41,36 @@ PARTS_OF: dict[Invariant, tuple[int, int, int]] = {
 }  # fmt: skip
 """The parts of M, N and K."""
 
-UNCUT = 640
-"""The least K that ``precision="ieee"`` may make in several chains."""
+LONGEST, STEP = 1024, 32
+"""The most of K in a chain, and what chains but the last are multiples of."""
 
-_LONGEST, _LENGTH, _STEP = 608, 512, 32  # of a chain; a step is a slice of the stages' main loops
+_NARROW, _LONGEST_OF_NARROW = 2048, 512  # columns
+
 # Of partial sums at a time, in bytes: as much as the limbs of an operand may take.
 _MOST_BYTES = 512 << 20
-# Of elements of the result, from where on a chain fills a GPU by itself, so that adding it to the
-# result costs no more than adding partial sums; and from where on two chains do.
-_LARGE, _LARGE_OF_TWO = 1 << 25, 1 << 21
+_SPLITS = frozenset(["auto", *(stage.name for stage in stages() if stage.split_k)])
 
 
-def chain_length(k: int) -> int:
+def chain_length(k: int, n: int | None = None) -> int:
     """Of ``k``, in a chain of a product with ``invariant="batch"``; the last may be shorter.
 
-    The fewest chains of equal length, a multiple of 32 that is at most 608, if there are such; else
-    they are 512 long.
+    One chain up to 1024. Else the fewest of equal length, a multiple of 32 that is at most 1024, or
+    512 where there are fewer than 2048 columns: those have too few longer chains to keep a GPU
+    busy, while in a wide product each chain reads and writes the result once more. If there are no
+    such, they are as long as they may be.
+
+    Args:
+        k: of the product.
+        n: columns of the result; None where the length is not to depend on them, as with "tp".
     """
-    if k < UNCUT:
+    if k <= LONGEST:
         return k
-    fewest = -(-k // _LONGEST)
+    longest = _LONGEST_OF_NARROW if n is not None and n < _NARROW else LONGEST
+    fewest = -(-k // longest)
     for count in range(fewest, 2 * fewest + 1):
-        if k % (_STEP * count) == 0:
+        if k % (STEP * count) == 0:
             return k // count
-    return _LENGTH
+    return longest
 
 
 def check_parts(parts: Any) -> None:
@@ -82,18 +87,67 @@ _below_inplace = torch._C._AutoDispatchBelowADInplaceOrView
 
 
 class _Calls:
-    """The products that it is made of: by one kernel, and none of them cut."""
+    """The products that it is made of: by one kernel, in chains of a length that is given."""
 
-    def __init__(self, kernel: str) -> None:
+    def __init__(self, kernel: str, by_columns: bool) -> None:
+        self.by_columns = by_columns  # whether N may decide how long chains are
         self.how: dict[str, Any] = {"precision": "ieee"}
         if kernel != "auto":
             self.how["kernel"] = kernel
+        self.splits = kernel in _SPLITS
         sgemm = OPERATORS.sgemm
         self.new: Callable[..., Tensor] = sgemm.default._op
         self.out: Callable[..., Tensor] = sgemm.out._op
 
-    def add_chain(self, a: Tensor, b: Tensor, total: Tensor) -> None:
-        self.out(a, b, total, out=total, **self.how)
+    def chain(self, k: int, n: int) -> int:
+        return chain_length(k, n if self.by_columns else None)
+
+    def in_one(self, a: Tensor, b: Tensor, chain: int) -> bool:
+        """Whether one call makes all chains: which way is quicker, not what the bits are."""
+        k = a.shape[-1]
+        if chain >= k:
+            return True
+        if not self.splits:
+            return False
+        batch = max(a.shape[0] if a.dim() == 3 else 1, b.shape[0] if b.dim() == 3 else 1)
+        return not a.is_cuda or split_k_size(a.shape[-2], b.shape[-1], k, batch) > 0
+
+    def sum(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of all of K."""
+        k = a.shape[-1]
+        chain = self.chain(k, b.shape[-1])
+        if self.in_one(a, b, chain):
+            return self.new(a, b, chain=chain, **self.how)
+        total = self.new(a[..., :chain], b[..., :chain, :], chain=chain, **self.how)
+        for at in range(chain, k, chain):
+            part = a[..., at : at + chain], b[..., at : at + chain, :]
+            self.out(*part, total, out=total, chain=chain, **self.how)
+        return total
+
+    def tree(self, a: Tensor, b: Tensor, pieces: int) -> Tensor:
+        """The sum of so many parts of K, in pairs."""
+        k = a.shape[-1]
+        if pieces == 1:
+            return self.sum(a, b)
+        half = (k + 1) // 2
+        total = self.tree(a[..., :half], b[..., :half, :], pieces // 2)
+        if k == half:  # an empty part adds nothing
+            return total
+        return total.add_(self.tree(a[..., half:], b[..., half:, :], pieces // 2))
+
+    def tree_at_once(self, a: Tensor, b: Tensor, pieces: int) -> Tensor | None:
+        """The same, the parts as a batch; None where they are none, or too large."""
+        k, elements = a.shape[-1], a.shape[-2] * b.shape[-1]
+        if a.dim() == 3 or b.dim() == 3 or k % pieces or 4 * elements * pieces > _MOST_BYTES:
+            return None
+        x, y = _batch(a, b, pieces)
+        chain = self.chain(k // pieces, b.shape[-1])
+        if not self.in_one(x, y, chain):
+            return None
+        sums = self.new(x, y, chain=chain, **self.how)
+        while pieces > 1:
+            sums, pieces = sums[0::2].add_(sums[1::2]), pieces // 2
+        return sums[0]
 
 
 def product(
@@ -111,15 +165,22 @@ def product(
 ) -> Tensor:
     """The operator's kernel for CPU and CUDA tensors; arguments as ``sgemm`` has them."""
     check_parts(parts)
-    calls, pieces = _Calls(kernel), parts[2]
-    if (pieces == 1 and a.shape[-2 if trans_a else -1] < UNCUT) or 0 in (*a.shape, *b.shape):
-        return calls.new(
-            a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
-            activation=activation, **calls.how,
-        )  # fmt: skip
+    calls, pieces = _Calls(kernel, tuple(parts) == PARTS_OF["batch"]), parts[2]
+    ends = {"alpha": alpha, "beta": beta, "activation": activation}
     left, right = a.mT if trans_a else a, b.mT if trans_b else b
-    if left.shape[-1] != right.shape[-2]:
-        raise ValueError(f"{NAME}: inner sizes differ")
+    empty = 0 in (*a.shape, *b.shape)
+    fits = left.dim() >= 2 <= right.dim() and left.shape[-1] == right.shape[-2]
+    if not fits or empty or pieces == 1:
+        k = left.shape[-1]
+        chain = calls.chain(k, right.shape[-1]) if fits and not empty else 0
+        # A sum of several chains that is -0 is +0 to `_ended`, whichever way they are made.
+        whole = chain >= k or (alpha == 1 and activation == "none")
+        if chain == 0 or (
+            whole and calls.in_one(left, right, chain)
+        ):  # or sgemm says what is wrong
+            return calls.new(
+                a, b, c, trans_a=trans_a, trans_b=trans_b, chain=chain, **ends, **calls.how
+            )
     if c is None and beta not in (0, 1):
         raise ValueError(f"{NAME}: beta is {beta:g} but there is no c")
     if c is not None and (c.dtype is not torch.float32 or c.device != a.device):
@@ -129,143 +190,31 @@ def product(
         shape = (*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), *shape)
     c = None if c is None else c.expand(shape)  # or an error, for any beta
     c = None if beta == 0 else c
-    if len(shape) == 3 and (right.dim() == 2 or right.shape[0] == 1) and _on_a_gpu(a):
+    if len(shape) == 3 and (right.dim() == 2 or right.shape[0] == 1) and a.is_cuda:
         # One matrix of all rows: their bits are the same.
         left, right = left.reshape(-1, left.shape[-1]), right.reshape(right.shape[-2:])
         c = None if c is None else c.reshape(-1, shape[-1])
-    last = _Epilogue(calls, alpha, beta, activation, c)
     with _below_inplace():
-        if not _at_once(left, right, pieces):
-            total = last.of_sum(_in_turn(calls, left, right, pieces))
-        elif pieces == 1:
-            total = _chains_at_once(calls, left, right, last)
-        else:
-            total = last.of_sum(_parts_at_once(calls, left, right, pieces))
+        total = None if pieces == 1 else calls.tree_at_once(left, right, pieces)
+        if total is None:
+            total = calls.tree(left, right, pieces)
+        total = _ended(calls, total, c, alpha, beta, activation)
     return total.view(shape) if len(shape) == 3 else total
 
 
-def _on_a_gpu(t: Tensor) -> bool:
-    return t.is_cuda
-
-
-def _at_once(a: Tensor, b: Tensor, pieces: int) -> bool:
-    """Whether all chains are one batched product; which way is quicker, not what the bits are."""
-    if not _on_a_gpu(a) or a.dim() == 3 or b.dim() == 3:
-        return False
-    k, elements = a.shape[1], a.shape[0] * b.shape[1]
-    each = chain_length(k // pieces)
-    if pieces > 1 and (k % pieces or k // pieces % each):
-        return False  # no views of one batch
-    count = -(-k // each)
-    if elements >= _LARGE or (count == 2 and elements >= _LARGE_OF_TWO):
-        return False
-    return pieces == 1 or 4 * elements * count <= _MOST_BYTES
-
-
-class _Epilogue:
-    """What ``sgemm`` does with the sum of its products: activation(alpha * sum + beta * c)."""
-
-    def __init__(
-        self, calls: _Calls, alpha: float, beta: float, activation: str, c: Tensor | None
-    ) -> None:
-        self.c = c  # as large as the result
-        self.beta = beta
-        self.out = calls.out
-        self.plain = alpha == 1 and activation == "none"
-        self.how: dict[str, Any] = {"precision": "ieee"}
-        if not self.plain:
-            self.how |= {"alpha": alpha, "activation": activation}
-        if beta != 1 and c is not None:
-            self.how["beta"] = beta
-
-    def of_sum(self, total: Tensor) -> Tensor:
-        """Of a sum, which is overwritten or not."""
-        if self.plain:
-            if self.c is None:
-                return total
-            # The product with beta is rounded, the sum is rounded: as with alpha = 1 there.
-            return total.add_(self.c if self.beta == 1 else self.c * self.beta)
-        return self.of_partial(total.view(1, -1, total.shape[-1])).view(total.shape)
-
-    def of_partial(self, partial: Tensor) -> Tensor:
-        """Of (sums, m, n), of which each element's are added in order."""
-        count, m, n = partial.shape
-        ones, c = _ones(partial, count), self.c
-        if c is None or m == 1 or m > 16 * n:
-            c = None if c is None else c.reshape(1, m * n)
-            result = partial.new_empty(1, m * n)
-            self.out(ones, partial.view(count, m * n), c, out=result, **self.how)
-            return result.view(m, n)
-        # A batch of rows, so that c may be a bias.
-        result = partial.new_empty(m, 1, n)
-        c = c.reshape(m, n).unsqueeze(1)
-        self.out(ones, partial.transpose(0, 1), c, out=result, **self.how)
-        return result.view(m, n)
-
-
-def _in_turn(calls: _Calls, a: Tensor, b: Tensor, pieces: int) -> Tensor:
-    """Chain after chain, and parts in pairs."""
-    k = a.shape[-1]
-    if pieces > 1:
-        half = (k + 1) // 2
-        total = _in_turn(calls, a[..., :half], b[..., :half, :], pieces // 2)
-        rest = a[..., half:], b[..., half:, :]
-        if k == half:  # an empty part adds nothing
+def _ended(
+    calls: _Calls, total: Tensor, c: Tensor | None, alpha: float, beta: float, activation: str
+) -> Tensor:
+    """What ``sgemm`` does with a sum of products, which is overwritten or not."""
+    if alpha == 1 and activation == "none":
+        if c is None:
             return total
-        if pieces == 2 and k - half < UNCUT:
-            calls.add_chain(*rest, total)
-            return total
-        return total.add_(_in_turn(calls, *rest, pieces // 2))
-    each = chain_length(k)
-    if each == k:
-        return calls.new(a, b, **calls.how)
-    # With the first chain added to +0 no sum is -0, as none is where a row of ones adds them up.
-    zero = a.new_zeros(())
-    total = calls.new(a[..., :each], b[..., :each, :], zero, **calls.how)
-    for at in range(each, k, each):
-        calls.add_chain(a[..., at : at + each], b[..., at : at + each, :], total)
-    return total
-
-
-def _chains_at_once(calls: _Calls, a: Tensor, b: Tensor, last: _Epilogue) -> Tensor:
-    """All chains of K as a batch, or as many at a time as there is room for."""
-    (m, k), n = a.shape, b.shape[1]
-    each = chain_length(k)
-    room = max(2, min(UNCUT - 2, _MOST_BYTES // (4 * m * n)))
-    total: Tensor | None = None
-    for at in range(0, k, each * room):
-        end = min(k, at + each * room)
-        before, whole = int(total is not None), (end - at) // each
-        rest = at + whole * each
-        partial = a.new_empty(before + whole + int(rest < end), m, n)
-        if total is not None:
-            partial[0].copy_(total)
-        if whole:
-            cuts, place = (a, b), partial
-            if rest - at < k:
-                cuts, place = (a[:, at:rest], b[at:rest]), partial[before : before + whole]
-            calls.out(*_batch(*cuts, whole), None, out=place, **calls.how)
-        if rest < end:
-            calls.out(a[:, rest:end], b[rest:end], None, out=partial[-1], **calls.how)
-        ends = last if end == k else _Epilogue(calls, 1.0, 1.0, "none", None)
-        total = ends.of_partial(partial)
-    assert total is not None
-    return total
-
-
-def _parts_at_once(calls: _Calls, a: Tensor, b: Tensor, pieces: int) -> Tensor:
-    """All chains of all parts as a batch, then the parts in pairs."""
-    (m, k), n = a.shape, b.shape[1]
-    count = k // pieces // chain_length(k // pieces)
-    sums = a.new_empty(pieces * count, m, n)
-    calls.out(*_batch(a, b, pieces * count), None, out=sums, **calls.how)
-    if count > 1:
-        partial, sums = sums.view(pieces, count, m * n), a.new_empty(pieces, m, n)
-        place = sums.view(pieces, 1, m * n)
-        calls.out(_ones(a, count), partial, None, out=place, precision="ieee")
-    while pieces > 1:
-        sums, pieces = sums[0::2].add_(sums[1::2]), pieces // 2
-    return sums[0]
+        # The product with beta is rounded, the sum is rounded: as with alpha = 1 there.
+        return total.add_(c if beta == 1 else c * beta)
+    flat = total.view(1, -1)  # the product with a one has sgemm's epilogue
+    one, addend = flat.new_ones(1, 1), None if c is None else c.reshape(1, -1)
+    how = {"alpha": alpha, "activation": activation, **({} if c is None else {"beta": beta})}
+    return calls.new(one, flat, addend, precision="ieee", **how).view(total.shape)
 
 
 def _batch(a: Tensor, b: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -277,23 +226,6 @@ def _batch(a: Tensor, b: Tensor, count: int) -> tuple[Tensor, Tensor]:
         a.as_strided((count, m, each), (each * of_k, of_m, of_k)),
         b.as_strided((count, each, n), (each * next_k, next_k, of_n)),
     )
-
-
-_ROWS: dict[torch.device, Tensor] = {}
-
-
-def _ones(like: Tensor, count: int) -> Tensor:
-    """A row of ones. It is kept: to fill one anew would be another launch of each product."""
-    row = _ROWS.get(like.device)
-    if row is None:
-        with torch.inference_mode(False):
-            row = torch.ones(1, UNCUT, device=like.device)
-        if like.is_cuda:
-            if torch.cuda.is_current_stream_capturing():
-                return row[:, :count]  # its memory is the graph's
-            torch.cuda.current_stream(like.device).synchronize()  # another stream may read it next
-        _ROWS[like.device] = row
-    return row[:, :count]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from the same reading of the output's gradient as the weight's. ``sgemm_row_sums
 with the sums of a's rows alone, for convolutions. Neither is differentiable, and DTensor has no
 rules for them: what is to be differentiated again, and tensors of other classes, go by ``sgemm``.
 
-``sgemm_invariant`` is ``sgemm`` in chains of a length that K alone decides (invariant.py): the same
+``sgemm_invariant`` is ``sgemm`` in chains of a length that K and N decide (invariant.py): the same
 functions make it differentiable, by rules of its own.
 
 ``sgemm.out`` is not, either, and torch does not compile an operator that returns what it
