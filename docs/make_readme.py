@@ -393,7 +393,8 @@ def sources() -> list[str]:
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
                  "gpt2-200-steps-tf32", "steps", "steps-compiled", "steps-compiled-pinn", "reach",
                  *(["steps-moe"] if library_steps() else []),
-                 "grouped", "mixed", *(["attention"] if attention() else []),
+                 "grouped", "mixed", "invariant", "async-tp",
+                 *(["attention"] if attention() else []),
                  *(["examples"] if examples() else []),
                  *(["peers"] if peers() else [])):  # fmt: skip
         name, record = newest(kind)
@@ -594,6 +595,39 @@ def mixed_table() -> list[str]:
     return table(head, rows)
 
 
+def invariant_table() -> list[str]:
+    """Linear layers by "ieee", without and with invariant=."""
+    rows = []
+    for case in newest("invariant")[1]["invariant"]:
+        us = case["us"]
+        with_gain = (f"{us[way]:.1f} ({us['ieee'] / us[way]:.2f}x)" for way in ("batch", "tp"))
+        rows.append((
+            f"{case['m']} x {case['n']} x {case['k']}", f"{us['torch']:.1f}", f"{us['ieee']:.1f}",
+            *with_gain, *(f"{case['eager_us'][way]:.0f}" for way in ("ieee", "batch", "tp")),
+        ))  # fmt: skip
+    head = ("M x N x K", "torch", '"ieee"', '"batch"', '"tp"', 'a call of "ieee"', 'of "batch"',
+            'of "tp"')  # fmt: skip
+    return table(head, rows)
+
+
+def parallel_table() -> list[str]:
+    """Tensor-parallel layers: a collective and a product, in order and overlapped."""
+    rows = []
+    name, record = newest("async-tp")
+    for case in record["cases"]:
+        for function, found in case["layers"].items():
+            ms, step = found["ms"], found["step_ms"]
+            rows.append((
+                case["name"], f"`{function}`",
+                *(f"{ms[way]:.2f}"
+                  for way in ("collective", "product", "in order", "overlapped", "torch")),
+                f"{step['in order']:.2f}, {step['overlapped']:.2f}",
+            ))  # fmt: skip
+    head = ("layers", "function", "collective", "product", "in order", "overlapped",
+            "torch's overlapped", "a step, in order and overlapped")  # fmt: skip
+    return [f"{record['ranks']} GPUs:", "", *table(head, rows)]
+
+
 def attention_table() -> list[str]:
     """Attention, forward and backward, beside torch's own."""
     record = attention()
@@ -707,6 +741,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
     "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
     "steps-moe": library_step_table, "grouped": grouped_table, "mixed": mixed_table,
+    "invariant": invariant_table, "async-tp": parallel_table,
     "attention": attention_table,
     "errors": error_table, "data": data_table, "reach": reach_table,
     "reach-in-words": reach_in_words, "peers": peer_table, "examples": example_table,
