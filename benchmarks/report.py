@@ -100,6 +100,7 @@ def _each_has(content: Mapping[str, Any], *keys: str) -> bool:
 
 
 FORMS = {
+    "async-tp": lambda c: "ranks" in c and "cases" in c,
     "auto": lambda c: _each_has(c, "torch_mm_us", "auto_us", "problem"),
     "rows": lambda c: _each_has(c, "torch_mm_us", "us"),
     "split-k": lambda c: _each_has(c, "torch.mm", "one chain"),
@@ -119,7 +120,6 @@ FORMS = {
     "mixed": lambda c: "mixed" in c,
     "attention": lambda c: "attention" in c,
     "invariant": lambda c: "invariant" in c,
-    "async-tp": lambda c: "ranks" in c and "cases" in c,
 }
 
 

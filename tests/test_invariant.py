@@ -111,6 +111,22 @@ def test_batch_has_the_bits_of_chains_of_that_length(n, k, options):
     assert same_bits(product(a, b, c, **options, **flags), want)
 
 
+def test_the_length_is_checked():
+    a, b, _ = operands(4, 5, 100)
+    sgemm_op = torch.ops.xgemm.sgemm
+    for chain in (-32, 33, 99):
+        with pytest.raises(
+            ValueError, match=f"chain must be 0, a multiple of 32 or K, got {chain}"
+        ):
+            sgemm_op(a, b, precision="ieee", chain=chain)
+    with pytest.raises(ValueError, match="chain is of precision='ieee'"):
+        sgemm_op(a, b, chain=32)
+    whole = sgemm_op(a, b, precision="ieee", chain=100)
+    assert same_bits(whole, torch.ops.xgemm.naive(a, b))
+    cut = torch.ops.xgemm.split_k(a, b, chain=32)
+    assert same_bits(cut, sgemm_op(a, b, precision="ieee", chain=32)) and not same_bits(cut, whole)
+
+
 def in_pairs(terms):
     while len(terms) > 1:
         terms = [x + y for x, y in zip(terms[::2], terms[1::2], strict=True)]

@@ -322,16 +322,18 @@ def check(
     check_invariant(name, invariant, precision)
     precision = precision if parts is None else "ieee"
     check_options(name, kernels, kernel, precision, activation)
-    _check_chain(name, chain, precision == "fp32" and kernel == "auto" and len(kernels) > 2)
+    if chain != 0:
+        of_limbs = precision == "fp32" and kernel == "auto" and len(kernels) > 2
+        _check_chain(name, chain, a.shape[-2 if trans_a else -1], of_limbs)
     if out is not None:
         _shape_of_out(name, out, shape)
     return shape
 
 
-def _check_chain(name: str, chain: Any, of_limbs: bool) -> None:
-    if chain != 0 and of_limbs:
+def _check_chain(name: str, chain: Any, k: Any, of_limbs: bool) -> None:
+    if of_limbs:
         raise ValueError(f"{name}: chain is of precision='ieee'; \"fp32\" has sums of other kinds")
-    if chain < 0:
+    if chain < 0 or (chain % 32 and known(chain < k)):
         raise ValueError(f"{name}: chain must be 0, a multiple of 32 or K, got {chain}")
 
 

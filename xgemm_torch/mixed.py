@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from . import _checks, flops, inductor
 from ._checks import Words, own_words
 from .functional import _bias_fits, linear
-from .ops import _LIB, KERNELS, _BelowAutograd, sgemm, transforming
+from .ops import _LIB, _UNTRACED, KERNELS, _BelowAutograd, sgemm, transforming
 from .registry import NAMESPACE, OPERATORS
 from .types import Precision
 
@@ -138,9 +138,7 @@ def mixed_linear(
     if not isinstance(x, Tensor) or x.dtype not in DTYPES:
         held = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"mixed_linear: x must be a tensor of bfloat16 or float16, got {held}")
-    known = is_compiling() or all(
-        t is None or type(t) in (Tensor, torch.nn.Parameter) for t in (x, weight, bias)
-    )
+    known = is_compiling() or all(t is None or type(t) in _UNTRACED for t in (x, weight, bias))
     if not known or transforming() or x.dim() == 0 or weight.dim() != 2:
         return linear(x.float(), weight, bias, precision=precision, kernel=kernel)
     _bias_fits(bias, weight, _LINEAR.name)

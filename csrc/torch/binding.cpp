@@ -170,6 +170,13 @@ std::string names_of(bool (*takes)(const Stage&)) {
   return names;
 }
 
+const Stage* stage_that(bool (*takes)(const Stage&), const Gemm& g, const Device& device) {
+  const Stage* last = nullptr;
+  for (const Stage& s : stages(Flavour::cuda))
+    if (takes(s) && can_implement(s, g, device)) last = &s;
+  return last;
+}
+
 // By the shortest way that the stable ABI has: a call through the dispatcher costs more than all of
 // our checks.
 Tensor new_strided(const Tensor& like, int64_t dim, const int64_t* size, const int64_t* stride) {

@@ -86,8 +86,10 @@ bool takes_any_stage(const std::string& op);
 // auto.
 const Stage* named(const std::string& op, const std::string& kernel, Flavour flavour);
 
-// The stages of which `takes` is true, by their names.
+// The stages of which `takes` is true, by their names; the last of them with code for a device that
+// can implement a problem, or null.
 std::string names_of(bool (*takes)(const Stage&));
+const Stage* stage_that(bool (*takes)(const Stage&), const Gemm& g, const Device& device);
 
 // An uninitialised tensor of floats on the device of `like`, of `dim` sizes and strides.
 Tensor new_strided(const Tensor& like, int64_t dim, const int64_t* size, const int64_t* stride);

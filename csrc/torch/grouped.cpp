@@ -85,19 +85,12 @@ void run_groups_blas(const Grouped& r, const Tensor& a, const Tensor& b, const T
 }
 
 #if XGEMM_WITH_CUDA
-// The stage that takes groups on this device, or null.
-const Stage* grouping_stage(const Gemm& g, const Device& device) {
-  for (const Stage& s : stages(Flavour::cuda))
-    if (s.takes_groups && can_implement(s, g, device)) return &s;
-  return nullptr;
-}
-
 void run_groups_cuda(const Grouped& r, const Tensor& a, const Stage* stage) {
   const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
   Context context = context_of(a);
   context.groups = r.groups;
   if (stage) require(*stage, r.g, context.device);
-  else stage = grouping_stage(r.g, context.device);
+  else stage = stage_that([](const Stage& s) { return s.takes_groups; }, r.g, context.device);
   if (!stage)
     bad(kGroupedOp, "no stage of this build takes groups on compute capability ", context.device.sm,
         "; xgemm_torch.grouped_mm goes group by group there");

@@ -78,13 +78,6 @@ double copy_us(const Gemm& g) {
   return 2. + 6. * static_cast<double>(g.m) * static_cast<double>(g.k) / 2.4e6;
 }
 
-// The stage that reads A as it is, or null.
-const Stage* stage_for(const Gemm& g, const Device& device) {
-  for (const Stage& s : stages(Flavour::cuda))
-    if (s.takes_half_a && can_implement(s, g, device)) return &s;
-  return nullptr;
-}
-
 // By this stage, or by one that reads A as it is, where that is quicker than auto's with a copy;
 // false where it is not.
 bool run_mixed_cuda(Mixed& r, const Tensor& a, const Stage* asked) {
@@ -94,7 +87,7 @@ bool run_mixed_cuda(Mixed& r, const Tensor& a, const Stage* asked) {
   if (asked) {
     require(*asked, r.g, context.device);
   } else {
-    stage = stage_for(r.g, context.device);
+    stage = stage_that([](const Stage& s) { return s.takes_half_a; }, r.g, context.device);
     if (!stage) return false;
     const Pick copied = choose(r.g, context.device, a.get_device_index(), false, kAnyWorkspace);
     if (copied.stage && copied.stage != stage &&

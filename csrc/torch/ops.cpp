@@ -271,14 +271,6 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x, RowSums*
   cuda_check_launch(pick.stage->name.c_str());
 }
 
-// The last rung that packs for this device, or null.
-const Stage* packing_stage(const Gemm& g, const Device& device) {
-  const Stage* last = nullptr;
-  for (const Stage& s : stages(Flavour::cuda))
-    if (s.pack && can_implement(s, g, device)) last = &s;
-  return last;
-}
-
 void pack_cuda(const Stage& stage, const Gemm& g, const Tensor& b, const Tensor& packed,
                Context context) {
   context.packed_b = packed.mutable_data_ptr();
@@ -342,7 +334,7 @@ Tensor prepack(const Tensor& b, bool trans_b, const std::string& kernel) {
   const torch::stable::accelerator::DeviceGuard guard(b.get_device_index());
   const Context context = context_of(b);
   if (stage) require(*stage, g, context.device);
-  else stage = packing_stage(g, context.device);
+  else stage = stage_that([](const Stage& s) { return s.pack != nullptr; }, g, context.device);
   const Tensor packed = allocate_packed(stage);
   if (packed.numel()) pack_cuda(*stage, g, b, packed, context);
   return packed;
