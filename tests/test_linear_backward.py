@@ -440,3 +440,34 @@ def test_tensors_that_outlive_a_transform_are_unwrapped():
     assert wrapped(kept[0]) and not any(map(wrapped, y.grad_fn.saved_tensors[:1]))
     (got,) = torch.autograd.grad(y.sum(), layer.weight)
     torch.testing.assert_close(got, torch.autograd.grad(stock(x).sum(), stock.weight)[0])
+
+
+@on_every_device
+def test_a_relu_is_the_epilogues(device):
+    """No call of ATen's ReLU forward; its gradient, of every order, as ATen's."""
+
+    class Names(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.called = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.called.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    operands = [torch.randn(s, device=device, requires_grad=True) for s in ((6, 7), (5, 7), (5,))]
+    operands[0].data[0] = 0
+    operands[2].data[1] = 0  # a result of 0 lets nothing through
+    with Names() as names:
+        out = xgemm_torch.linear(*operands, "relu")
+    assert "aten.relu.default" not in names.called
+    apart = torch.relu(xgemm_torch.linear(*operands))
+    grad = torch.randn_like(out)
+    first = [torch.autograd.grad(y, operands, grad, create_graph=True) for y in (out, apart)]
+    assert torch.equal(out, apart) and all(map(torch.equal, *first))
+    second = [torch.autograd.grad(sum(t.square().sum() for t in g), operands[:2]) for g in first]
+    assert all(map(torch.equal, *second))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out = xgemm_torch.linear(*operands, "relu")
+        out.detach().add_(1)
+        out.sum().backward()

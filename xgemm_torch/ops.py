@@ -189,6 +189,16 @@ def _product(name: str, a: Tensor, b: Tensor, c: Tensor | None = None, **flags: 
     return _forward(name, a, b, c, flags, None)
 
 
+def _reverse_alone(*operands: Tensor | None) -> bool:
+    """Whether plain tensors are only to be differentiated backwards, in eager mode."""
+    return (
+        not is_compiling()
+        and forward_ad._current_level < 0
+        and all(t is None or type(t) in _UNTRACED for t in operands)
+        and torch._C._get_tracing_state() is None
+    )
+
+
 def _any_requires_grad(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
     return (
         a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
@@ -212,11 +222,14 @@ def _forward(
         return OPS[name].redispatch(keyset & torch._C._after_autograd_keyset, a, b, c, **flags)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    """Keep what ``backward`` and ``jvp`` need of the inputs of ``_forward``, and no more."""
+def _keep(ctx: Any, inputs: tuple[Any, ...], *result: Tensor) -> None:
+    """Keep what ``backward`` and ``jvp`` need of the inputs of ``_forward``, and no more.
+
+    And the result, if it is given.
+    """
     ctx.op, a, b, c, ctx.flags, _ = inputs  # a node has a method `name`
     _, need_a, need_b, _, _, _ = ctx.needs_input_grad
-    ctx.save_for_backward(a if need_b else None, b if need_a else None)
+    ctx.save_for_backward(a if need_b else None, b if need_a else None, *result)
     ctx.shapes = a.shape, b.shape, None if c is None else c.shape
     ctx.set_materialize_grads(False)
     # Kept as long as the graph lives, so only where forward mode may ask for it.
@@ -349,6 +362,13 @@ def _of_product(ctx: Any, grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | 
     return grad_a, grad_b, grad_c
 
 
+def _of_operands(ctx: Any, grad: Tensor, a: Any, b: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of a, b and c, by the operator's own rules."""
+    if ctx.op == invariant.NAME:
+        return invariant.gradients(ctx, grad, a, b, _product)
+    return _of_linear(ctx, grad, a, b) or _of_product(ctx, grad, a, b)
+
+
 class _Rules:
     """What `_Plain` and ``levels.Level`` share: the derivatives of one product."""
 
@@ -358,12 +378,7 @@ class _Rules:
         if grad is None:
             return (None,) * 6
         a, b = ctx.saved_tensors
-        if ctx.op == invariant.NAME:
-            return None, *invariant.gradients(ctx, grad, a, b, _product), None, None
-        found = _of_linear(ctx, grad, a, b)
-        if found is None:
-            found = _of_product(ctx, grad, a, b)
-        return None, *found, None, None
+        return None, *_of_operands(ctx, grad, a, b), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
@@ -399,6 +414,33 @@ class _Plain(_Rules, Function):
         return _forward(*inputs)
 
 
+class _Relu(Function):
+    """A product whose epilogue has a ReLU, in reverse mode: its result tells where it let through.
+
+    The others' gradients need what they were given, which the epilogue does not store.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        name, a, b, c, flags, keyset = inputs
+        out = _forward(*inputs)
+        _keep(ctx, (name, a, b, c, _without_activation(flags), keyset), out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 6
+        a, b, out = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        return None, *_of_operands(ctx, grad, a, b), None, None
+
+
+def _without_activation(flags: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flags.items() if key != "activation"}
+
+
 def _recorded(
     name: str, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any],
     keyset: torch._C.DispatchKeySet | None,
@@ -424,7 +466,7 @@ def _differentiable(
     flags: dict[str, Any],
     keyset: torch._C.DispatchKeySet | None = None,
 ) -> Tensor:
-    """One product as an autograd Function; the activation is ATen's, which has derivatives."""
+    """One product as an autograd Function; but for a ReLU the activation is ATen's."""
     if keyset is None and any_autocast():
         # Below a Function's forward it is too late: the operands kept would be the uncast ones.
         a, b, c = _float32(a), _float32(b), _float32(c)
@@ -436,8 +478,11 @@ def _differentiable(
         kept = {key: value for key, value in flags.items() if key not in apart}
         out = at_level(name, a, b, c, kept)
     else:
+        if activation == "relu" and _reverse_alone(a, b, c):
+            operands = alive(a, b, c) if _unwraps_dead else (a, b, c)
+            return _Relu.apply(name, *operands, flags, keyset)
         if activation != "none":
-            flags = {key: value for key, value in flags.items() if key != "activation"}
+            flags = _without_activation(flags)
         out = _recorded(name, a, b, c, flags, keyset)
     return out if activation == "none" else ACTIVATIONS[activation](out)
 
@@ -816,9 +861,10 @@ def sgemm(
         kernel: "auto" or the name of a stage (``xgemm_torch.stages()``), which must be able to take
             the problem. On a CPU "auto" is ATen's BLAS, and a stage runs its CUDA source there.
         activation: "none", "relu", "gelu" (with erf), "gelu_tanh" or "silu". It is part of the
-            product's last step where nothing is to be differentiated, ATen's function otherwise.
+            product's last step where nothing is to be differentiated, and "relu" where gradients
+            alone are; ATen's function otherwise.
         invariant: with ``precision="ieee"``, what the bits are not to depend on besides. "batch":
-            a row of the result depends on that row, ``b`` and K, and not on M or the batch. "tp":
+            a row of the result depends on that row and ``b``, and not on M or the batch. "tp":
             K is cut into 8 parts that are added in pairs, so that 2, 4 or 8 ranks that have a shard
             of K each can give the same bits (`xgemm_torch.tensor_parallel`). Gradients are such
             products, too; that of ``b`` adds over rows, and so depends on them. Sums of gradients
