@@ -13,6 +13,7 @@ from .convert import ConvertReport, convert, revert
 from .explain import explain
 from .functional import addmm, bmm, linear, matmul, mm
 from .grouped import grouped_mm
+from .mixed import mixed_linear
 from .ops import sgemm
 from .packed import PackedWeight, prepack
 from .patch import Patch, patch
@@ -30,6 +31,7 @@ __all__ = [
     "layers",
     "linear",
     "matmul",
+    "mixed_linear",
     "mm",
     "nn",
     "patch",
