@@ -270,7 +270,7 @@ def check(
     kernel: Any = "auto",
     activation: Any = "none",
     packed: Any = None,
-    chain: Any = 0,
+    chain: Any = None,
     invariant: Any = None,
     parts: Any = None,
     out: Any = None,
@@ -292,7 +292,7 @@ def check(
         kernel: see there.
         activation: see there.
         packed: what the operator ``prepack`` has made of ``b``, or None.
-        chain: how long the chains of ``precision="ieee"`` are, or 0.
+        chain: how long the chains of ``precision="ieee"`` are, or None.
         invariant: see there.
         parts: the operator ``sgemm_invariant``'s, or None.
         out: the result's place, or None.
@@ -322,7 +322,7 @@ def check(
     check_invariant(name, invariant, precision)
     precision = precision if parts is None else "ieee"
     check_options(name, kernels, kernel, precision, activation)
-    if chain != 0:
+    if chain is not None:
         of_limbs = precision == "fp32" and kernel == "auto" and len(kernels) > 2
         _check_chain(name, chain, a.shape[-2 if trans_a else -1], of_limbs)
     if out is not None:
@@ -333,8 +333,8 @@ def check(
 def _check_chain(name: str, chain: Any, k: Any, of_limbs: bool) -> None:
     if of_limbs:
         raise ValueError(f"{name}: chain is of precision='ieee'; \"fp32\" has sums of other kinds")
-    if chain < 0 or (chain % 32 and known(chain < k)):
-        raise ValueError(f"{name}: chain must be 0, a multiple of 32 or K, got {chain}")
+    if chain < 1 or (chain % 32 and known(chain < k)):
+        raise ValueError(f"{name}: chain must be a multiple of 32 or K, got {chain}")
 
 
 def linear_backward(

@@ -158,9 +158,11 @@ def linear_reduce_scatter(
     return _call(_LinearReduceScatter, x, weight, bias, way)
 
 
-@torch.compiler.disable
-def _call(function: type[Function], *args: Any) -> Tensor:
+def _apply(function: type[Function], *args: Any) -> Tensor:
     return function.apply(*args)
+
+
+_call: Any = torch.compiler.disable(_apply)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -338,7 +340,9 @@ class _AllGatherLinear(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor
+    ) -> tuple[Any, ...]:
         (x, weight), way = ctx.saved_tensors, ctx.way
         of_x = of_weight = of_bias = None
         rows = _rows(grad, way.dim)
@@ -365,7 +369,9 @@ class _LinearReduceScatter(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor
+    ) -> tuple[Any, ...]:
         (x, weight), way = ctx.saved_tensors, ctx.way
         of_x, rows = None, _rows(grad, way.dim)
         whole: Tensor | None

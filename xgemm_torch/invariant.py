@@ -171,17 +171,16 @@ def product(
     left, right = a.mT if trans_a else a, b.mT if trans_b else b
     empty = 0 in (*a.shape, *b.shape)
     fits = left.dim() >= 2 <= right.dim() and left.shape[-1] == right.shape[-2]
-    if not fits or empty or pieces == 1:
+    how: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, **ends, **calls.how}
+    if not fits or empty:  # zeros, or what sgemm says is wrong
+        return calls.new(a, b, c, **how)
+    if pieces == 1:
         k = left.shape[-1]
-        chain = calls.chain(k, right.shape[-1]) if fits and not empty else 0
+        chain = calls.chain(k, right.shape[-1])
         # A sum of several chains that is -0 is +0 to `_ended`, whichever way they are made.
         whole = chain >= k or (alpha == 1 and activation == "none")
-        if chain == 0 or (
-            whole and calls.in_one(left, right, chain)
-        ):  # or sgemm says what is wrong
-            return calls.new(
-                a, b, c, trans_a=trans_a, trans_b=trans_b, chain=chain, **ends, **calls.how
-            )
+        if whole and calls.in_one(left, right, chain):
+            return calls.new(a, b, c, chain=chain, **how)
     if c is None and beta not in (0, 1):
         raise ValueError(f"{NAME}: beta is {beta:g} but there is no c")
     if c is not None and (c.dtype is not torch.float32 or c.device != a.device):

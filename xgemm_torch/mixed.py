@@ -87,8 +87,8 @@ class _Mixed(Function):
             return _OP._op(a, b, c, **flags)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_backward(ctx, grad), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_backward(ctx, *grads), None
 
 
 torch.library.register_autograd(f"{NAMESPACE}::mixed_mm", _backward, setup_context=_setup, lib=_LIB)

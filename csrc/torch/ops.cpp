@@ -45,7 +45,7 @@ struct Arguments {
   bool trans_a, trans_b;
   std::string precision, kernel, activation;
   std::optional<Tensor> packed;
-  int64_t chain = 0;
+  std::optional<int64_t> chain;
 };
 
 // Bytes from the first element that a view touches to past the last.
@@ -139,11 +139,11 @@ Gemm describe(const std::string& op, const Arguments& x) {
   // What auto takes for "fp32" makes one chain, or none, or several that are as finite as one.
   const bool chosen = x.precision != "ieee" && x.kernel == "auto" && takes_any_stage(op);
   if (!chosen || is_narrow(g.m, g.n)) g.split_k_size = split_k_size_of(g);
-  if (x.chain != 0) {
+  if (x.chain) {
     if (chosen) bad(op, "chain is of precision='ieee'; \"fp32\" has sums of other kinds");
-    if (x.chain < 0 || (x.chain < g.k && x.chain % kSplitKStep))
-      bad(op, "chain must be 0, a multiple of ", kSplitKStep, " or K, got ", x.chain);
-    g.split_k_size = x.chain;
+    if (*x.chain < 1 || (*x.chain < g.k && *x.chain % kSplitKStep))
+      bad(op, "chain must be a multiple of ", kSplitKStep, " or K, got ", *x.chain);
+    g.split_k_size = *x.chain;
   }
   g.match_single_chain_overflow = x.precision == "fp32";
   g.alpha = factor(op, "alpha", x.alpha);
@@ -355,7 +355,7 @@ Arguments arguments(StableIValue* stack) {
           to<std::string>(stack[8]),
           to<std::string>(stack[9]),
           to<std::optional<Tensor>>(stack[10]),
-          to<int64_t>(stack[11])};
+          to<std::optional<int64_t>>(stack[11])};
 }
 constexpr uint64_t kArguments = 12;
 
@@ -496,7 +496,7 @@ void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
 const std::string kSchemaArguments =
     "Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, bool trans_a=False, "
     "bool trans_b=False, str precision=\"fp32\", str kernel=\"auto\", str activation=\"none\", "
-    "Tensor? packed=None, int chain=0";
+    "Tensor? packed=None, int? chain=None";
 
 bool defined = false;
 std::string why_not_loaded;
