@@ -10,21 +10,16 @@ random, of a seed. Errors are of sampled rows, beside |A| |B|, in units of 2^-24
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
-import provenance
 import recording
-import records
 import torch
 from torch import Tensor
 
 import xgemm_torch
 from xgemm_torch import grouped
-from xgemm_torch.tools import timing
 
 ROUNDS, SAMPLED_ROWS, SEED = 9, 48, 11
 WAYS = ("torch", "by group", "grouped_mm")
@@ -95,23 +90,6 @@ def error(out: Tensor, a: Tensor, b: Tensor, ends: list[int]) -> float:
     return largest
 
 
-def turns(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median ms of a call, by events around it; contenders take turns."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            samples[name].append(start.elapsed_time(end))
-    return {name: median(times) for name, times in samples.items()}
-
-
 def measured(case: Case) -> dict[str, Any]:
     """What a record has of a case."""
     ends = ends_of(case)
@@ -123,7 +101,7 @@ def measured(case: Case) -> dict[str, Any]:
             "by group": lambda a=a, b=b: by_group(a, b, offs),
             "grouped_mm": lambda a=a, b=b: xgemm_torch.grouped_mm(a, b, offs=offs),
         }
-        ms = turns(ways)
+        ms = recording.in_turns(ways, ROUNDS)
         found[name] = {
             "ms": ms,
             "tflops": 2 * case.rows * case.k * case.n / ms["grouped_mm"] / 1e9,
@@ -149,24 +127,9 @@ def table(record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or show."""
-    options = recording.parser(__doc__).parse_args(arguments)
-    if options.json:
-        recording.require_yardstick("grouped")
-        began = time.monotonic()
-        record: dict[str, Any] = {"facts": provenance.facts(), "seed": SEED, "groups": []}
-        with timing.Clocks() as clocks:
-            timing.heat(1.0)
-            clocks.mark()
-            for case in CASES:
-                record["groups"].append(measured(case))
-                torch.cuda.empty_cache()
-            record["clocks"] = clocks.summary()
-        record |= {"seconds": time.monotonic() - began, "finished": True}
-        records.write(options.json, record)
-    else:
-        record = records.read(options.show)
-    print(table(record))
-    return 0
+    return recording.run(
+        __doc__, "grouped", "groups", lambda: map(measured, CASES), SEED, table, arguments
+    )
 
 
 if __name__ == "__main__":

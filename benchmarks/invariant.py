@@ -15,9 +15,7 @@ from collections.abc import Callable, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
-import provenance
 import recording
-import records
 import torch
 from torch import Tensor
 
@@ -108,23 +106,15 @@ def table(record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or show."""
-    options = recording.parser(__doc__).parse_args(arguments)
-    if options.json:
-        recording.require_yardstick("invariant")
-        began = time.monotonic()
-        record: dict[str, Any] = {"facts": provenance.facts(), "seed": SEED, "invariant": []}
-        with timing.Clocks() as clocks:
-            timing.heat(1.0)
-            clocks.mark()
-            for n, k in LAYERS:
-                record["invariant"] += measured(n, k)
-            record["clocks"] = clocks.summary()
-        record |= {"seconds": time.monotonic() - began, "finished": True}
-        records.write(options.json, record)
-    else:
-        record = records.read(options.show)
-    print(table(record))
-    return 0
+    return recording.run(
+        __doc__,
+        "invariant",
+        "invariant",
+        lambda: (case for n, k in LAYERS for case in measured(n, k)),
+        SEED,
+        table,
+        arguments,
+    )
 
 
 if __name__ == "__main__":

@@ -10,21 +10,16 @@ rows, beside |x| |w|, in units of 2^-24.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
-import provenance
 import recording
-import records
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import xgemm_torch
-from xgemm_torch.tools import timing
 
 ROUNDS, WARM_UP, SAMPLED_ROWS, SEED = 15, 5, 48, 12
 GATE_ROWS = (1, 8, 64, 512, 2048, 8192)
@@ -55,12 +50,8 @@ def ways(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     """The contenders."""
 
     def tf32() -> Tensor:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
+        with recording.tf32(True):
             return F.linear(x.float(), weight)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
 
     return {
         "torch": lambda: F.linear(x.float(), weight),
@@ -85,18 +76,7 @@ def measured(case: Case) -> dict[str, Any]:
     x = torch.randn(case.m, case.k, device="cuda", generator=draw).bfloat16()
     weight = torch.randn(case.n, case.k, device="cuda", generator=draw) * case.k**-0.5
     calls = ways(x, weight)
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(WARM_UP + ROUNDS):
-        for name, call in calls.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            if turn >= WARM_UP:
-                samples[name].append(start.elapsed_time(end))
-    ms = {name: median(times) for name, times in samples.items()}
+    ms = recording.in_turns(calls, ROUNDS, WARM_UP)
     return {
         **asdict(case),
         "ms": ms,
@@ -127,24 +107,9 @@ def table(record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or show."""
-    options = recording.parser(__doc__).parse_args(arguments)
-    if options.json:
-        recording.require_yardstick("mixed")
-        began = time.monotonic()
-        record: dict[str, Any] = {"facts": provenance.facts(), "seed": SEED, "mixed": []}
-        with timing.Clocks() as clocks:
-            timing.heat(1.0)
-            clocks.mark()
-            for case in CASES:
-                record["mixed"].append(measured(case))
-                torch.cuda.empty_cache()
-            record["clocks"] = clocks.summary()
-        record |= {"seconds": time.monotonic() - began, "finished": True}
-        records.write(options.json, record)
-    else:
-        record = records.read(options.show)
-    print(table(record))
-    return 0
+    return recording.run(
+        __doc__, "mixed", "mixed", lambda: map(measured, CASES), SEED, table, arguments
+    )
 
 
 if __name__ == "__main__":

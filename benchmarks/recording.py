@@ -8,13 +8,18 @@ suites.py takes no other.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
+from typing import Any
 
+import provenance
+import records
 import torch
 
-from xgemm_torch.tools import environment
+from xgemm_torch.tools import environment, timing
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:
@@ -37,6 +42,60 @@ def require_yardstick(who: str, *, gpu: bool = True) -> None:
         raise SystemExit(f"{who}: measuring needs a GPU")
     if (reason := environment.strict_reference()) is not None:
         raise SystemExit(f"{who}: torch.mm is not the FP32 yardstick here: {reason}")
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1
+) -> dict[str, float]:
+    """Median ms of a call that finds the GPU idle, the host's part included; ways take turns."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(warm_up + rounds):
+        for name, call in calls.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            if turn >= warm_up:
+                samples[name].append(start.elapsed_time(end))
+    return {name: median(times) for name, times in samples.items()}
+
+
+def run(
+    text: str | None, who: str, key: str, cases: Callable[[], Iterable[Any]], seed: int,
+    table: Callable[[dict[str, Any]], str], arguments: Sequence[str] | None,
+) -> int:  # fmt: skip
+    """Measure all cases of a program that has no other options, or show what is there.
+
+    Args:
+        text: the program's docstring.
+        who: its name.
+        key: under which a record has the cases.
+        cases: measures them, one after another.
+        seed: of what is measured.
+        table: a record as text.
+        arguments: of the command line.
+    """
+    options = parser(text).parse_args(arguments)
+    if options.json:
+        require_yardstick(who)
+        began = time.monotonic()
+        record: dict[str, Any] = {"facts": provenance.facts(), "seed": seed}
+        with timing.Clocks() as clocks:
+            timing.heat(1.0)
+            clocks.mark()
+            record[key] = []
+            for case in cases():
+                record[key].append(case)
+                torch.cuda.empty_cache()
+            record["clocks"] = clocks.summary()
+        record |= {"seconds": time.monotonic() - began, "finished": True}
+        records.write(options.json, record)
+    else:
+        record = records.read(options.show)
+    print(table(record))
+    return 0
 
 
 @contextmanager

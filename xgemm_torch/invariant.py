@@ -74,6 +74,13 @@ def chain_length(k: int, n: int | None = None) -> int:
     return longest
 
 
+def in_pairs(t: Tensor) -> Tensor:
+    """Add up along the first dimension, of 1, 2, 4 or 8: into memory of its own."""
+    while t.shape[0] > 1:
+        t = t[0::2] + t[1::2]
+    return t[0]
+
+
 def check_parts(parts: Any) -> None:
     """Raise ValueError unless ``parts`` are three powers of two up to `PARTS`."""
     if len(parts) != 3 or any(part not in (1, 2, 4, PARTS) for part in parts):
@@ -145,10 +152,7 @@ class _Calls:
         chain = self.chain(k // pieces, b.shape[-1])
         if not self.in_one(x, y, chain):
             return None
-        sums = self.new(x, y, chain=chain, **self.how)
-        while pieces > 1:
-            sums, pieces = sums[0::2].add_(sums[1::2]), pieces // 2
-        return sums[0]
+        return in_pairs(self.new(x, y, chain=chain, **self.how))
 
 
 def product(

@@ -30,7 +30,7 @@ from torch.autograd.function import Function
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .functional import LINEAR, _bias_fits, _rows
-from .invariant import PARTS, summed
+from .invariant import PARTS, in_pairs, summed
 from .ops import _product, in_parts
 from .types import Activation
 
@@ -181,13 +181,6 @@ def _linear(
 # Between ranks
 
 
-def _in_pairs(t: Tensor) -> Tensor:
-    """Add up along the first dimension, of 2, 4 or 8."""
-    while t.shape[0] > 1:
-        t = t[0::2] + t[1::2]
-    return t[0]
-
-
 def _sum_of_ranks(t: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """The sum of all ranks' tensors, added in pairs, on each of them."""
     ranks = dist.get_world_size(group)
@@ -197,14 +190,14 @@ def _sum_of_ranks(t: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         flat = torch.nn.functional.pad(flat, (0, -size % ranks))
         pieces = torch.empty_like(flat)
         dist.all_to_all_single(pieces, flat, group=group)
-        mine = _in_pairs(pieces.view(ranks, -1))
+        mine = in_pairs(pieces.view(ranks, -1))
         total = torch.empty_like(flat)
         _all_gather(total, mine, group=group)
         total = total[:size]
     else:
         every = flat.new_empty(ranks * size)
         _all_gather(every, flat, group=group)
-        total = _in_pairs(every.view(ranks, size))
+        total = in_pairs(every.view(ranks, size))
     return total.view(t.shape)
 
 

@@ -134,6 +134,11 @@ View<const float> broadcast(const std::string& op, const Tensor& c, const Gemm& 
   return {static_cast<const float*>(c.const_data_ptr()), s.stride[1], s.stride[2], s.stride[0]};
 }
 
+void check_precision(const std::string& op, const std::string& precision) {
+  if (precision != "fp32" && precision != "ieee")
+    bad(op, "precision must be 'fp32' or 'ieee', got '", precision, "'");
+}
+
 bool takes_any_stage(const std::string& op) {
   return op == "sgemm" || op == "prepack" || op == kRowSumsOp || op == kLinearBackwardOp ||
          op == kGroupedOp || op == kMixedOp;

@@ -80,6 +80,8 @@ Tensor view_of(const Tensor& t, const View<Float>& v, std::array<int64_t, 3> siz
 // is not read, and none.
 View<const float> broadcast(const std::string& op, const Tensor& c, const Gemm& g, bool batched);
 
+void check_precision(const std::string& op, const std::string& precision);
+
 bool takes_any_stage(const std::string& op);
 
 // The stage that `kernel` (of an operator that takes any) or the operator itself names, or null for

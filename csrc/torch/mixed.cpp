@@ -65,17 +65,26 @@ bool as_it_is(const Gemm& g) { return g.k > 0 && (g.a.cs == 1 || g.k == 1); }
 // and the products of whole clusters' tiles, and what a copy of A takes. The first is fitted to 99
 // problems on an H100 (2026-11-28), where the choice between the two was 3% or more beside the
 // quicker one's time in 5, and 33% in one, 2048 x 64 x 4096.
+struct {
+  double once = 18., of_a_byte = 0.316e-6, of_a_flop = 3.36e-9, of_k = 1.86e-3;
+} constexpr kAsItIs;
+struct {
+  double once = 2., of_a_byte = 1 / 2.4e6;
+} constexpr kCopy;
+constexpr int64_t kClusterRows = 256, kClusterColumns = 128;
+
 double as_it_is_us(const Gemm& g) {
   const auto padded = [](int64_t x, int64_t to) {
     return static_cast<double>(ceil_div(x, to) * to);
   };
   const auto m = static_cast<double>(g.m), n = static_cast<double>(g.n),
              k = static_cast<double>(g.k);
-  return 18. + (8. * n + 4. * m) * k * 0.316e-6 +
-         2. * padded(g.m, 256) * padded(g.n, 128) * k * 3.36e-9 + k * 1.86e-3;
+  return kAsItIs.once + (8. * n + 4. * m) * k * kAsItIs.of_a_byte +
+         2. * padded(g.m, kClusterRows) * padded(g.n, kClusterColumns) * k * kAsItIs.of_a_flop +
+         k * kAsItIs.of_k;
 }
 double copy_us(const Gemm& g) {
-  return 2. + 6. * static_cast<double>(g.m) * static_cast<double>(g.k) / 2.4e6;
+  return kCopy.once + 6. * static_cast<double>(g.m) * static_cast<double>(g.k) * kCopy.of_a_byte;
 }
 
 // By this stage, or by one that reads A as it is, where that is quicker than auto's with a copy;
@@ -113,9 +122,9 @@ Tensor mixed_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>& c
   const std::string op = kMixedOp;
   Mixed r = describe_mixed(a, b, c, trans_b);
   const Stage* const stage = named(op, kernel, a.is_cpu() ? Flavour::host : Flavour::cuda);
-  const bool by_chains = precision == "ieee";
-  if (!by_chains && as_it_is(r.g) && r.g.m > 0 && r.g.n > 0 && (!stage || stage->takes_half_a) &&
-      (stage || a.is_cuda())) {
+  check_precision(op, precision);
+  if (precision == "fp32" && as_it_is(r.g) && r.g.m > 0 && r.g.n > 0 &&
+      (!stage || stage->takes_half_a) && (stage || a.is_cuda())) {
     const Tensor out = new_floats(a, {1, r.g.m, r.g.n}, r.g.n, false);
     r.g.d = {static_cast<float*>(out.mutable_data_ptr()), r.g.n, 1, 0};
     if (a.is_cpu()) {

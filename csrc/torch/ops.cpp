@@ -150,8 +150,7 @@ Gemm describe(const std::string& op, const Arguments& x) {
   g.beta = factor(op, "beta", x.beta);
   if (!x.c) g.beta = 0.f;
   g.act = activation(op, x.activation);
-  if (x.precision != "fp32" && x.precision != "ieee")
-    bad(op, "precision must be 'fp32' or 'ieee', got '", x.precision, "'");
+  check_precision(op, x.precision);
   if (x.c) {
     check_tensor(op, "c", *x.c, x.a);
     g.c = broadcast(op, *x.c, g, x.a.dim() == 3 || x.b.dim() == 3);
