@@ -221,16 +221,10 @@ def gpt2_step() -> tuple[str, dict[str, float], dict[str, float]]:
     return device, step["ms"], step["largest_difference"]
 
 
-def compiled_pinn() -> dict[str, Any]:
-    """A compiled step of the physics-informed network, which may have a record of its own."""
-    beside = newest("steps-compiled")[1]["models"].get("pinn")
-    return beside or newest("steps-compiled-pinn")[1]["models"]["pinn"]
-
-
 def gains() -> list[str]:
     """What it gains, in four sentences."""
     errors, (device, ms, off) = normal_errors(DEPTH), gpt2_step()
-    pinn = compiled_pinn()["ms"]
+    pinn = newest("steps-compiled")[1]["models"]["pinn"]["ms"]
     squares_device = newest("select")[1]["facts"]["device"]
     ours, theirs, its = (errors[name]["rms"] for name in ("sgemm", "torch.mm", "TF32"))
     sizes, ratios = listed(list(map(str, SQUARES))), listed(square_ratios("fp32"))
@@ -391,7 +385,7 @@ def sources() -> list[str]:
     """The records that the page is made from."""
     rows = []
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
-                 "gpt2-200-steps-tf32", "steps", "steps-compiled", "steps-compiled-pinn", "reach",
+                 "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach",
                  *(["steps-moe"] if library_steps() else []),
                  "grouped", "mixed", "invariant", "async-tp",
                  *(["attention"] if attention() else []),
@@ -511,10 +505,7 @@ def step_table(kind: str = "steps") -> list[str]:
     "-" is for what was not measured, as of a model without attention inside a patch.
     """
     rows = []
-    models = newest(kind)[1]["models"]
-    if kind == "steps-compiled":
-        models = {**models, "pinn": compiled_pinn()}
-    for name, m in models.items():
+    for name, m in newest(kind)[1]["models"].items():
         ms, kinds, off = m["ms"], m["families_ms"], m["largest_difference"]
         inside = m.get("patched_families_ms", {})
 

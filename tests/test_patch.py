@@ -167,8 +167,9 @@ def test_other_dtypes_are_torchs(name, dtype, device):
     want = results(name, given, False)
     with everything() as p:
         got = results(name, given, False)
-    # torch's own complex products differ by alignment.
-    exact = {} if dtype.is_complex or name in IN_FLOAT32 else {"rtol": 0, "atol": 0}
+    # torch's own complex products differ by alignment, and on some CPUs those in double do.
+    by_alignment = dtype.is_complex or (device == "cpu" and dtype is torch.float64)
+    exact = {} if by_alignment or name in IN_FLOAT32 else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(got, want, equal_nan=True, **exact)
     if name not in IN_FLOAT32:
         assert p.taken == 0
@@ -507,8 +508,11 @@ def test_backward_is_taken_where_it_is_called_inside(name):
 
 
 def test_precision_reaches_the_products():
-    """The bits are those of sgemm with "ieee", forward and backward, which torch's BLAS has not."""
-    a, b = problems.wide(9, 300), problems.wide(300, 7)
+    """The bits are those of sgemm with "ieee", forward and backward, which torch's BLAS has not.
+
+    K is cut: of a shorter one some CPUs' BLAS makes one chain of FMAs, too.
+    """
+    a, b = problems.wide(9, 2000), problems.wide(2000, 7)
     ieee = xgemm_torch.sgemm(a, b, precision="ieee")
     a.requires_grad_()
     assert not torch.equal(ieee, torch.mm(a, b))

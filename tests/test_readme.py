@@ -263,7 +263,7 @@ def test_a_training_step():
     for part, way in ((said[4], "tf32"), (said[5], "patched")):
         assert part == f"{step['largest_difference'][way]:.0e}"
     said = re.search(r"network takes (\d+) ms, stock (\d+), TF32 (\d+)\.", text)
-    pinn = newest("steps-compiled-pinn")["models"]["pinn"]["ms"]
+    pinn = newest("steps-compiled")["models"]["pinn"]["ms"]
     assert said.groups() == tuple(f"{pinn[way]:.0f}" for way in ("converted", "stock", "tf32"))
     ours, tf32 = newest("gpt2-200-steps"), newest("gpt2-200-steps-tf32")
     for (what, stock, converted, losses, _), record in zip(
