@@ -434,17 +434,20 @@ def _attention(x: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT / 8**0.5, -1) @ v
 
 
+MODULES = {
+    "mha": lambda: torch.nn.MultiheadAttention(8, 2, batch_first=True),
+    "gru": lambda: torch.nn.GRU(8, 6, batch_first=True),
+    "gru cell": lambda: torch.nn.GRUCell(8, 6),
+    "lstm cell": lambda: torch.nn.LSTMCell(8, 6),
+    "rnn": lambda: torch.nn.RNN(8, 6, batch_first=True),
+    "encoder": lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+}
+
+
 @functools.cache
-def _module(name: str) -> torch.nn.Module:
+def _module(name: str, device: torch.device) -> torch.nn.Module:
     torch.manual_seed(1)
-    return {
-        "mha": lambda: torch.nn.MultiheadAttention(8, 2, batch_first=True),
-        "gru": lambda: torch.nn.GRU(8, 6, batch_first=True),
-        "gru cell": lambda: torch.nn.GRUCell(8, 6),
-        "lstm cell": lambda: torch.nn.LSTMCell(8, 6),
-        "rnn": lambda: torch.nn.RNN(8, 6, batch_first=True),
-        "encoder": lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
-    }[name]()
+    return MODULES[name]().to(device)
 
 
 USES = {
@@ -459,12 +462,12 @@ USES = {
     "linear, no bias": (lambda x: F.linear(x, _a(3, 8)), {"mm"}),
     "matrix_power": (lambda x: torch.linalg.matrix_power(x[:, :5, :5], 3), {"bmm"}),
     "attention by hand": (_attention, {"mm", "bmm"}),
-    "mha": (lambda x: _module("mha")(x, x, x)[0], {"addmm", "bmm"}),
-    "gru": (lambda x: _module("gru")(x)[0], {"addmm"}),
-    "rnn": (lambda x: _module("rnn")(x)[0], {"addmm"}),
-    "gru cell": (lambda x: _module("gru cell")(x[:, 0]), {"addmm"}),
-    "lstm cell": (lambda x: _module("lstm cell")(x[:, 0])[0], {"addmm"}),
-    "encoder": (lambda x: _module("encoder")(x), {"addmm"}),
+    "mha": (lambda x: _module("mha", x.device)(x, x, x)[0], {"addmm", "bmm"}),
+    "gru": (lambda x: _module("gru", x.device)(x)[0], {"addmm"}),
+    "rnn": (lambda x: _module("rnn", x.device)(x)[0], {"addmm"}),
+    "gru cell": (lambda x: _module("gru cell", x.device)(x[:, 0]), {"addmm"}),
+    "lstm cell": (lambda x: _module("lstm cell", x.device)(x[:, 0])[0], {"addmm"}),
+    "encoder": (lambda x: _module("encoder", x.device)(x), {"addmm"}),
 }
 
 
@@ -478,9 +481,8 @@ def test_what_is_made_of_products(name, mode, device):
         pytest.skip("cuDNN's RNN layers are one operator")
     with torch.device(device):
         x = _a(3, 5, 8).to(device)
-    for key in ("mha", "gru", "rnn", "gru cell", "lstm cell", "encoder"):
-        if key == name:
-            _module(key).to(device)
+    if name in MODULES:
+        _module(name, x.device)  # made outside of modes
     with torch.device(device), MODES[mode]():
         want = use(x)
         with everything() as p:
