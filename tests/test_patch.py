@@ -167,9 +167,11 @@ def test_other_dtypes_are_torchs(name, dtype, device):
     want = results(name, given, False)
     with everything() as p:
         got = results(name, given, False)
-    # torch's own complex products differ by alignment, and on some CPUs those in double do.
-    by_alignment = dtype.is_complex or (device == "cpu" and dtype is torch.float64)
-    exact = {} if by_alignment or name in IN_FLOAT32 else {"rtol": 0, "atol": 0}
+    # torch's own complex products differ by alignment, and on some CPUs those in double do: by
+    # 3e-15 of a result where it was seen.
+    last_bits = 1e-12 if device == "cpu" and dtype is torch.float64 else 0
+    loose = dtype.is_complex or name in IN_FLOAT32
+    exact = {} if loose else {"rtol": last_bits, "atol": last_bits}
     torch.testing.assert_close(got, want, equal_nan=True, **exact)
     if name not in IN_FLOAT32:
         assert p.taken == 0

@@ -75,7 +75,7 @@ def chain_length(k: int, n: int | None = None) -> int:
 
 
 def in_pairs(t: Tensor) -> Tensor:
-    """Add up along the first dimension, of 1, 2, 4 or 8: into memory of its own."""
+    """Add up along the first dimension, of 2, 4 or 8, into memory of its own; a 1 is a view."""
     while t.shape[0] > 1:
         t = t[0::2] + t[1::2]
     return t[0]
