@@ -1,4 +1,4 @@
-"""What ``invariant=`` costs: linear layers by ``precision="ieee"``, without and with it.
+"""What ``invariant=`` costs: linear layers by either precision, without and with it.
 
     python benchmarks/invariant.py --json invariant.json      # on a GPU
     python benchmarks/invariant.py --show invariant.json      # anywhere
@@ -25,15 +25,25 @@ from xgemm_torch.tools import timing
 ROWS = (1, 16, 256, 4096, 8192)
 LAYERS = ((768, 6144), (4096, 4096), (3072, 768), (256, 16384))  # (N, K)
 ROUNDS, CALLS, SEED = 9, 300, 5
-WAYS = ("torch", "ieee", "batch", "tp")
+# By the precision with which a way is compared: itself, and with invariant=.
+OF = {"ieee": {"batch": "batch", "tp": "tp"}, "fp32": {"fp32 batch": "batch"}}
+KEPT = [way for ways in OF.values() for way in ways]
+WAYS = ("torch", "ieee", "batch", "tp", "fp32", "fp32 batch")
 
 
 def call_of(way: str) -> timing.Call:
     """The product a b^T in one of `WAYS`."""
     if way == "torch":
         return timing.torch_mm("NT")
-    how: dict[str, Any] = {} if way == "ieee" else {"invariant": way}
-    return lambda a, b: xgemm_torch.sgemm(a, b, trans_b=True, precision="ieee", **how)
+    precision = next(of for of, ways in OF.items() if way in (of, *ways))
+    how: dict[str, Any] = {"precision": precision, "invariant": OF[precision].get(way)}
+    return lambda a, b: xgemm_torch.sgemm(a, b, trans_b=True, **how)
+
+
+def gains(case: dict[str, Any]) -> dict[str, float]:
+    """The time without ``invariant=`` over that with it, of a record's case, by way."""
+    us = case["us"]
+    return {f"{of}/{way}": us[of] / us[way] for of, ways in OF.items() for way in ways if way in us}
 
 
 def eager_us(call: timing.Call, a: Tensor, b: Tensor) -> float:
@@ -63,7 +73,7 @@ def measured(n: int, k: int) -> list[dict[str, Any]]:
             )
             for way, call in calls.items()
         }
-        if not (same["batch"] and same["tp"]):
+        if not all(same[way] for way in KEPT):
             raise SystemExit(f"invariant: {m} x {n} x {k}: bits depend on the rows: {same}")
         sets = timing.operands(m, n, k, "NT", seed=SEED)
         times = timing.interleaved(calls, sets, rounds=ROUNDS)
@@ -82,25 +92,25 @@ def measured(n: int, k: int) -> list[dict[str, Any]]:
 def table(record: dict[str, Any]) -> str:
     """The record as text."""
     facts, cases = record["facts"], record["invariant"]
+    ways = [way for way in WAYS if not cases or way in cases[0]["us"]]
+    named = list(gains(cases[0])) if cases else []
     lines = [
-        f"{facts['device']}, torch {facts['torch']}; us, and ieee's time over theirs",
-        f"{'m x n x k':>20}" + "".join(f"{way:>10}" for way in WAYS)
-        + "".join(f"{f'ieee/{way}':>12}" for way in WAYS[2:])
-        + "".join(f"{f'eager {way}':>14}" for way in WAYS[1:]),
+        f"{facts['device']}, torch {facts['torch']}; us, and times without invariant= over theirs",
+        f"{'m x n x k':>20}" + "".join(f"{way:>12}" for way in ways)
+        + "".join(f"{name:>18}" for name in named)
+        + "".join(f"{f'eager {way}':>18}" for way in ways[1:]),
     ]  # fmt: skip
     for case in cases:
         us, eager = case["us"], case["eager_us"]
         lines.append(
             f"{case['m']:>6} x {case['n']} x {case['k']:<6}".rjust(20)
-            + "".join(f"{us[way]:10.1f}" for way in WAYS)
-            + "".join(f"{us['ieee'] / us[way]:12.2f}" for way in WAYS[2:])
-            + "".join(f"{eager[way]:14.1f}" for way in WAYS[1:])
+            + "".join(f"{us[way]:12.1f}" for way in ways)
+            + "".join(f"{gain:18.2f}" for gain in gains(case).values())
+            + "".join(f"{eager[way]:18.1f}" for way in ways[1:])
         )
-    for way in WAYS[2:] if cases else ():
-        ratios = [case["us"]["ieee"] / case["us"][way] for case in cases]
-        lines.append(
-            f"{way}: {geometric_mean(ratios):.2f} of ieee's speed, {min(ratios):.2f} least"
-        )
+    for name in named:
+        ratios = [gains(case)[name] for case in cases]
+        lines.append(f"{name}: {geometric_mean(ratios):.2f}, {min(ratios):.2f} least")
     return "\n".join(lines)
 
 

@@ -1016,9 +1016,10 @@ def headlines(record: Record) -> dict[str, float]:
         }  # fmt: skip
     if record.form == "invariant":
         return {
-            f"ieee / invariant={way}, geometric mean of device times":
-                geometric_mean(c["us"]["ieee"] / c["us"][way] for c in content["invariant"])
-            for way in ("batch", "tp")
+            f"{of} / invariant={way.split()[-1]}, geometric mean of device times":
+                geometric_mean(c["us"][of] / c["us"][way] for c in content["invariant"])
+            for of, way in (("ieee", "batch"), ("ieee", "tp"), ("fp32", "fp32 batch"))
+            if all(way in c["us"] for c in content["invariant"])
         }  # fmt: skip
     if record.form == "attention":
         return {
@@ -1225,12 +1226,19 @@ def parallel(found: Sequence[Record]) -> str:
 
 
 def invariants(found: Sequence[Record]) -> str:
-    """Linear layers by precision="ieee", without and with invariant=."""
+    """Linear layers by either precision, without and with invariant=; old records have one."""
+    limbs = ("fp32", "fp32 batch")
+
+    def of_limbs(us: dict[str, float]) -> tuple[float | None, ...]:
+        return tuple(us.get(way) for way in limbs)
+
     rows = [
         (record.gpu, f"{c['m']} x {c['n']} x {c['k']}",
          *(c["us"][way] for way in ("torch", "ieee", "batch", "tp")),
          *(c["us"]["ieee"] / c["us"][way] for way in ("batch", "tp")),
-         *(c["eager_us"][way] for way in ("ieee", "batch", "tp")))
+         *(c["eager_us"][way] for way in ("ieee", "batch", "tp")),
+         *of_limbs(c["us"]), c["us"]["fp32"] / c["us"]["fp32 batch"] if "fp32" in c["us"] else None,
+         *of_limbs(c["eager_us"]))
         for record in of(found, "invariant")
         for c in record.content["invariant"]
     ]  # fmt: skip
@@ -1239,10 +1247,12 @@ def invariants(found: Sequence[Record]) -> str:
         figures("ieee, us", "ieee"), figures("batch, us", "batch"), figures("tp, us", "tp"),
         figures("ieee / batch", "of_batch"), figures("ieee / tp", "of_tp"),
         figures("a call of ieee, us", "call"), figures("of batch, us", "call_batch"),
-        figures("of tp, us", "call_tp"),
+        figures("of tp, us", "call_tp"), figures("fp32, us", "fp32"),
+        figures("fp32 batch, us", "fp32_batch"), figures("fp32 / batch", "of_fp32_batch"),
+        figures("a call of fp32, us", "call_fp32"), figures("of fp32 batch, us", "call_fp32_batch"),
     )  # fmt: skip
     return page.table(
-        "t-invariant", "precision=\"ieee\" without and with invariant=: device times, and calls "
+        "t-invariant", "Either precision without and with invariant=: device times, and calls "
         "one after another with the host's part", columns, rows,
     )  # fmt: skip
 

@@ -587,17 +587,23 @@ def mixed_table() -> list[str]:
 
 
 def invariant_table() -> list[str]:
-    """Linear layers by "ieee", without and with invariant=."""
+    """Linear layers by either precision, without and with invariant=; old records have one."""
+    cases = newest("invariant")[1]["invariant"]
+    of = {"ieee": ("batch", "tp"), "fp32": ("fp32 batch",)}
+    of = {precision: ways for precision, ways in of.items() if precision in cases[0]["us"]}
     rows = []
-    for case in newest("invariant")[1]["invariant"]:
-        us = case["us"]
-        with_gain = (f"{us[way]:.1f} ({us['ieee'] / us[way]:.2f}x)" for way in ("batch", "tp"))
-        rows.append((
-            f"{case['m']} x {case['n']} x {case['k']}", f"{us['torch']:.1f}", f"{us['ieee']:.1f}",
-            *with_gain, *(f"{case['eager_us'][way]:.0f}" for way in ("ieee", "batch", "tp")),
-        ))  # fmt: skip
-    head = ("M x N x K", "torch", '"ieee"', '"batch"', '"tp"', 'a call of "ieee"', 'of "batch"',
-            'of "tp"')  # fmt: skip
+    for case in cases:
+        us, eager = case["us"], case["eager_us"]
+        device, calls = [f"{us['torch']:.1f}"], []
+        for precision, ways in of.items():
+            device.append(f"{us[precision]:.1f}")
+            device += [f"{us[way]:.1f} ({us[precision] / us[way]:.2f}x)" for way in ways]
+            calls += [f"{eager[way]:.0f}" for way in (precision, *ways)]
+        rows.append((f"{case['m']} x {case['n']} x {case['k']}", *device, *calls))
+    named = [f'"{way}"' if " " not in way else '"fp32", "batch"'
+             for precision, ways in of.items() for way in (precision, *ways)]  # fmt: skip
+    head = ("M x N x K", "torch", *named, f"a call of {named[0]}",
+            *(f"of {name}" for name in named[1:]))  # fmt: skip
     return table(head, rows)
 
 

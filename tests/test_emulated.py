@@ -76,6 +76,7 @@ def _infinities() -> tuple[Tensor, Tensor]:
     a, b, _ = problems.operands(40, 36, 70)
     a[3, 5], a[4, 5], a[5, 69], a[7, 2], a[8, 0] = math.inf, -math.inf, math.inf, math.nan, math.inf
     b[5, 9], b[6, 10], b[0, 11], b[69, 12], b[2, 3] = -math.inf, math.inf, math.nan, math.inf, 0.0
+    b[3, 13] = math.nan  # at another k than an infinity at 0
     return a, b
 
 

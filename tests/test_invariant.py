@@ -341,8 +341,8 @@ def test_compiled_without_breaks(what):
 def test_what_is_refused():
     a, b, _ = operands(2, 3, 700)
     for call, error, words in (
-        (lambda: sgemm(a, b, invariant="batch"), ValueError,
-         "sgemm: invariant='batch' needs precision='ieee', got 'fp32': which of two schemes"),
+        (lambda: sgemm(a, b, invariant="tp"), ValueError,
+         "sgemm: invariant='tp' needs precision='ieee', got 'fp32': limbs of a shard of K"),
         (lambda: sgemm(a, b, precision="ieee", invariant="rows"), ValueError,
          "sgemm: invariant must be 'batch', 'tp' or None, got 'rows'"),
         (lambda: sgemm(a, b, precision="ieee", invariant=True), TypeError, "must be a string"),

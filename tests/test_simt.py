@@ -363,6 +363,7 @@ class Way(NamedTuple):
     sm_count: int = FEW
     groups: str = ""  # "rows" or "k", where the product is of groups
     half_a: bool = False  # of bf16
+    invariant: bool = False  # batch_invariant
 
     def run(self, stage: str, row: int, data: str = "normal", **settings: str) -> None:
         """The stage's product, on few multiprocessors."""
@@ -382,10 +383,16 @@ class Way(NamedTuple):
             size = torch.exp2(torch.linspace(-reach, reach, self.k))
             a = a * (size[:, None] if flags["trans_a"] else size)
             b = b / (size if flags["trans_b"] else size[:, None])
+        if self.invariant and data == "given":  # and one result is lost
+            a[..., 1, : self.k // 2] *= 2.0**-40
+            b[self.k // 2 :, 3] = 0
         with simt.configure(
             row=row, sm_count=self.sm_count, split_k_size=self.split_k_size, **settings
         ):
-            xgemm_torch.sgemm(a, b, kernel=stage, **flags)
+            if self.invariant:
+                torch.ops.xgemm.sgemm(a, b, kernel=stage, batch_invariant=True, **flags)
+            else:
+                xgemm_torch.sgemm(a, b, kernel=stage, **flags)
         return None
 
     def run_groups(self, stage: str, **settings: str) -> None:
@@ -460,13 +467,19 @@ def came_to():
     for stage in xgemm_torch.stages():
         of_groups = [Way(150, groups=kind) for kind in ("rows", "k") if stage.takes_groups]
         of_half_a = [Way(k, half_a=True) for k in (150, 1100) if stage.takes_half_a]
-        for way in [*ways(stage), *of_groups, *of_half_a]:
+        alone = [
+            Way(k, batch=batch, invariant=True)
+            for k, batch in ((150, None), (1100, None), (150, 2 * FEW + 1))
+            if stage.batch_invariant
+        ]
+        for way in [*ways(stage), *of_groups, *of_half_a, *alone]:
             # With operands that parts cannot hold what makes units anew has work, too: more units
             # than blocks, and fewer.
-            kinds = WAYS_DATA if way.batch or way.k > 1000 or way.half_a else ("normal",)
+            odd = way.batch or way.k > 1000 or way.half_a or way.invariant
+            kinds = WAYS_DATA if odd else ("normal",)
             # Groups have a tile of their own, whatever the row: one without a cluster.
-            alone = [row for row, tile in enumerate(stage.tiles) if tile.cluster == 1][:1]
-            rows = alone if way.groups or way.half_a else range(len(stage.tiles))
+            single = [row for row, tile in enumerate(stage.tiles) if tile.cluster == 1][:1]
+            rows = single if way.groups or way.half_a else range(len(stage.tiles))
             for data, row in itertools.product(kinds, rows):
                 _C.simt_forget_sites()
                 way.run(stage.name, row, data)

@@ -30,6 +30,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 _LEFT_OUT = left_out()
 # Stages that do not keep what precision="ieee" guarantees.
 _OTHER_BITS = frozenset(stage.name for stage in stages() if not stage.strict)
+_BATCH_INVARIANT = tuple(stage.name for stage in stages() if stage.batch_invariant)
 
 
 class Words(NamedTuple):
@@ -182,10 +183,27 @@ def check_invariant(name: str, invariant: Any, precision: Any) -> None:
     _string(name, "invariant", invariant)
     if invariant not in INVARIANTS:
         raise ValueError(f"{name}: invariant must be 'batch', 'tp' or None, got '{invariant}'")
-    if precision != "ieee":
+    if invariant == "tp" and precision != "ieee":
         raise ValueError(
-            f"{name}: invariant='{invariant}' needs precision='ieee', got '{precision}': which of "
-            "two schemes of limbs runs, and which results are recomputed, depends on the other rows"
+            f"{name}: invariant='tp' needs precision='ieee', got '{precision}': limbs of a shard "
+            "of K are scaled by that shard's own largest element"
+        )
+
+
+def check_batch_invariant(name: str, kernel: str, strict: bool) -> None:
+    """Raise ValueError where no row of a stage's result has bits that rest on it alone.
+
+    Args:
+        name: what was called.
+        kernel: the stage, or "auto".
+        strict: whether a strict one is taken for what it can do.
+    """
+    if kernel == "auto" or kernel in _BATCH_INVARIANT:
+        return
+    if kernel in _OTHER_BITS or not strict:
+        raise ValueError(
+            f"{name}: {kernel} is not batch_invariant; stages that are: "
+            f"{', '.join(_BATCH_INVARIANT)}"
         )
 
 
@@ -266,11 +284,12 @@ def check(
     beta: Any = 1.0,
     trans_a: Any = False,
     trans_b: Any = False,
-    precision: Any = "fp32",
+    precision: Any = None,
     kernel: Any = "auto",
     activation: Any = "none",
     packed: Any = None,
     chain: Any = None,
+    batch_invariant: Any = None,
     invariant: Any = None,
     parts: Any = None,
     out: Any = None,
@@ -293,6 +312,7 @@ def check(
         activation: see there.
         packed: what the operator ``prepack`` has made of ``b``, or None.
         chain: how long the chains of ``precision="ieee"`` are, or None.
+        batch_invariant: whether a row's bits are to rest on no other row, with ``"fp32"``, or None.
         invariant: see there.
         parts: the operator ``sgemm_invariant``'s, or None.
         out: the result's place, or None.
@@ -319,9 +339,14 @@ def check(
     shape = result_shape(call, a.shape, b.shape, c_shape, trans_a, trans_b)
     if c is None and beta != 0 and beta != 1:
         raise ValueError(f"{name}: beta is {beta:g} but there is no {call.c}")
+    if precision is None:  # the operator's own
+        precision = "fp32" if parts is None else "ieee"
     check_invariant(name, invariant, precision)
-    precision = precision if parts is None else "ieee"
     check_options(name, kernels, kernel, precision, activation)
+    if batch_invariant or (parts is not None and precision == "fp32"):
+        if precision != "fp32":
+            raise ValueError(f"{name}: batch_invariant is of precision='fp32'; \"ieee\" has chain")
+        check_batch_invariant(name, name if len(kernels) == 2 else kernel, not batch_invariant)
     if chain is not None:
         of_limbs = precision == "fp32" and kernel == "auto" and len(kernels) > 2
         _check_chain(name, chain, a.shape[-2 if trans_a else -1], of_limbs)

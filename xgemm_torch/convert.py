@@ -140,7 +140,7 @@ def convert(
         min_features: leave modules with fewer input or output features than this.
         autocast: "torch": under autocast modules are torch's own, in its dtype; "float32": they
             compute in float32 and give float32.
-        invariant: with ``precision="ieee"``, "batch" or "tp", as of ``sgemm``, for all of them.
+        invariant: "batch", or with ``precision="ieee"`` "tp", as of ``sgemm``, for all of them.
         types: a class, or several, to swap modules of exactly those, too: subclasses of
             ``torch.nn.Linear``, or others with a weight (out, in), whose forward gives
             ``F.linear(input, weight, bias)``, as that of transformers' ``FalconLinear`` and of
@@ -152,8 +152,8 @@ def convert(
 
     Raises:
         TypeError: ``model`` is no module, or ``types`` has what is no class of such layers.
-        ValueError: an unknown kernel, precision or way under autocast, or an ``invariant`` without
-            ``precision="ieee"``.
+        ValueError: an unknown kernel, precision or way under autocast, or ``invariant="tp"``
+            without ``precision="ieee"``.
     """
     _must_be_module("convert", model)
     _checks.check_options("convert", KERNELS["sgemm"], kernel, precision)

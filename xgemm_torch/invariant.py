@@ -1,7 +1,8 @@
 """Products whose bits the batch does not change, or the degree of tensor parallelism.
 
 ``precision="ieee"`` cuts K into chains by all sizes of a problem (csrc/xgemm/core/split_k.h), so
-the number of rows can change a row's bits. The operator ``sgemm_invariant`` cuts it by K and N:
+the number of rows can change a row's bits; with ``"fp32"`` also their elements can. The operator
+``sgemm_invariant`` cuts K, for the former, by K and N:
 
 - into chains of `chain_length`, whose sums are added in order;
 - ``parts`` cuts K in halves first, the halves again, until there are so many parts. Each is made
@@ -16,17 +17,22 @@ is what a layer's shards may cut.
 One call of the operator ``sgemm`` makes all chains, whose length it takes (``chain``), by a stage
 that makes several. Where their sums would take much memory, or the stage makes one alone, it is a
 call for each chain, which the epilogue adds to the result. The bits are the same.
+
+With ``precision="fp32"`` a stage that can do so (csrc/xgemm/mainloop/invariant_wgmma.h) makes each
+element of limbs, or as one chain, as its row and its column alone ask. Where there is no such
+stage, on a CPU and below compute capability 9.0, the chains above are the result.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._checks import known
+from ._checks import check_batch_invariant, known
 from .registry import OPERATORS, stages
 from .types import Activation, Invariant
 
@@ -167,9 +173,23 @@ def product(
     kernel: str = "auto",
     activation: Activation = "none",
     parts: Sequence[int] = (1, 1, 1),
+    precision: str | None = None,
+    packed: Tensor | None = None,
 ) -> Tensor:
-    """The operator's kernel for CPU and CUDA tensors; arguments as ``sgemm`` has them."""
+    """The operator's kernel for CPU and CUDA tensors; arguments as ``sgemm`` has them.
+
+    No ``precision`` is "ieee".
+    """
     check_parts(parts)
+    if precision not in (None, "ieee", "fp32"):
+        raise ValueError(f"{NAME}: precision must be 'fp32' or 'ieee', got '{precision}'")
+    if precision == "fp32":
+        if tuple(parts) != PARTS_OF["batch"]:
+            raise ValueError(f"{NAME}: parts are of precision='ieee'")
+        check_batch_invariant(NAME, kernel, strict=True)
+        if stage := _stage(a.device, kernel):
+            ends = {"alpha": alpha, "beta": beta, "activation": activation}
+            return _of_limbs(stage, a, b, c, trans_a, trans_b, {"packed": packed, **ends})
     calls, pieces = _Calls(kernel, tuple(parts) == PARTS_OF["batch"]), parts[2]
     ends = {"alpha": alpha, "beta": beta, "activation": activation}
     left, right = a.mT if trans_a else a, b.mT if trans_b else b
@@ -204,6 +224,45 @@ def product(
             total = calls.tree(left, right, pieces)
         total = _ended(calls, total, c, alpha, beta, activation)
     return total.view(shape) if len(shape) == 3 else total
+
+
+@functools.cache
+def _stage(device: torch.device, kernel: str) -> str | None:
+    """The stage that makes a row of limbs by itself; None where the chains of "ieee" do."""
+    those = [stage for stage in stages() if stage.batch_invariant]
+    if kernel != "auto":
+        return next((kernel for stage in those if stage.name == kernel), None)
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    sm = 10 * major + minor
+    for stage in those:
+        if stage.cuda and stage.min_sm <= sm and (not stage.max_sm or sm <= stage.max_sm):
+            return stage.name
+    return None
+
+
+def _of_limbs(
+    stage: str, a: Tensor, b: Tensor, c: Tensor | None, trans_a: bool, trans_b: bool,
+    how: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """The product by ``stage``, which walks a's rows along k, however they lie."""
+    how = {"kernel": stage, "batch_invariant": True, "trans_b": trans_b, **how}
+    new: Callable[..., Tensor] = OPERATORS.sgemm.default._op
+    left = a.mT if trans_a and a.dim() >= 2 else a
+    if left.dim() < 2 or b.dim() not in (2, 3) or 0 in (*a.shape, *b.shape):
+        return new(a, b, c, trans_a=trans_a, **how)  # zeros, or what is wrong
+    with _below_inplace():
+        if left.dim() == 3 and b.dim() == 2 and c is None:
+            # One matrix of all rows: their bits are the same, and tiles are fewer.
+            rows = left.reshape(-1, left.shape[-1])
+            return new(_along_k(rows), b, None, **how).view(*left.shape[:2], -1)
+        return new(_along_k(left), b, c, **how)
+
+
+def _along_k(rows: Tensor) -> Tensor:
+    """``rows``, copied where a stage would read their lines once for each of many rows."""
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 
 
 def _ended(
@@ -257,7 +316,7 @@ def gradients(
     flags = ctx.flags
     ta, tb = flags.get("trans_a", False), flags.get("trans_b", False)
     beta, (of_m, of_n, of_k) = flags.get("beta", 1.0), flags.get("parts", (1, 1, 1))
-    kept = {key: flags[key] for key in ("alpha", "kernel") if key in flags}
+    kept = {key: flags[key] for key in ("alpha", "kernel", "precision") if key in flags}
     a_shape, b_shape, c_shape = ctx.shapes
     _, need_a, need_b, need_c, _, _ = ctx.needs_input_grad
 

@@ -56,14 +56,14 @@ class Linear(Deployed, torch.nn.Linear):
         activation: what to apply to the result: "none", "relu", "gelu", "gelu_tanh" or "silu".
         autocast: what to do under autocast: "torch", compute in its dtype as torch's own module, or
             "float32", compute in float32 and give float32.
-        invariant: with ``precision="ieee"``, "batch" or "tp", as of ``xgemm_torch.sgemm``.
+        invariant: "batch", or with ``precision="ieee"`` "tp", as of ``xgemm_torch.sgemm``.
 
     Shapes:
         (..., in_features) -> (..., out_features)
 
     Raises:
-        ValueError: an unknown kernel, precision, activation or way under autocast, or an
-            ``invariant`` without ``precision="ieee"``.
+        ValueError: an unknown kernel, precision, activation or way under autocast, or
+            ``invariant="tp"`` without ``precision="ieee"``.
     """
 
     # Defaults of the class, so that a torch.nn.Linear made one of these by its __class__ works.

@@ -23,8 +23,9 @@ from the same reading of the output's gradient as the weight's. ``sgemm_row_sums
 with the sums of a's rows alone, for convolutions. Neither is differentiable, and DTensor has no
 rules for them: what is to be differentiated again, and tensors of other classes, go by ``sgemm``.
 
-``sgemm_invariant`` is ``sgemm`` in chains of a length that K and N decide (invariant.py): the same
-functions make it differentiable, by rules of its own.
+``sgemm_invariant`` is ``sgemm`` in chains of a length that K and N decide, or by limbs of which no
+other row decides anything (invariant.py): the same functions make it differentiable, by rules of
+its own.
 
 ``sgemm.out`` is not, either, and torch does not compile an operator that returns what it
 writes; ``xgemm_torch.sgemm(out=...)`` compiles, as a product and a copy.
@@ -95,7 +96,7 @@ for _name in left_out():
 _LIB.define(
     f"{invariant.NAME}(Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, "
     'bool trans_a=False, bool trans_b=False, str kernel="auto", str activation="none", '
-    "int[] parts=[1, 1, 1]) -> Tensor",
+    "int[] parts=[1, 1, 1], str? precision=None, Tensor? packed=None) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
 )
 for _key in ("CPU", "CUDA"):
@@ -636,6 +637,8 @@ def _raise_as_python(
 def _register_fake(name: str) -> None:
     def fake(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
         inductor.register()
+        if name == invariant.NAME:
+            flags.setdefault("parts", invariant.PARTS_OF["batch"])
         return a.new_empty(_checks.check(own_words(name), KERNELS[name], a, b, c, **flags))
 
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIB)
@@ -863,12 +866,13 @@ def sgemm(
         activation: "none", "relu", "gelu" (with erf), "gelu_tanh" or "silu". It is part of the
             product's last step where nothing is to be differentiated, and "relu" where gradients
             alone are; ATen's function otherwise.
-        invariant: with ``precision="ieee"``, what the bits are not to depend on besides. "batch":
-            a row of the result depends on that row and ``b``, and not on M or the batch. "tp":
-            K is cut into 8 parts that are added in pairs, so that 2, 4 or 8 ranks that have a shard
-            of K each can give the same bits (`xgemm_torch.tensor_parallel`). Gradients are such
-            products, too; that of ``b`` adds over rows, and so depends on them. Sums of gradients
-            over what ``c`` was broadcast to are in a fixed order.
+        invariant: what the bits are not to depend on besides. "batch": a row of the result depends
+            on that row and ``b``, and not on M or the batch; by either precision. "tp", with
+            ``precision="ieee"``: K is cut into 8 parts that are added in pairs, so that 2, 4 or 8
+            ranks that have a shard of K each can give the same bits
+            (`xgemm_torch.tensor_parallel`). Gradients are such products, too; that of ``b`` adds
+            over rows, and so depends on them. Sums of gradients over what ``c`` was broadcast to
+            are in a fixed order.
         out: where to write the result: any strides without overlap; it may be ``c`` itself, and may
             share no memory with an operand otherwise (compiled, where it is a copy, it may). Not
             differentiable.
@@ -925,7 +929,10 @@ def _without_rows(
         return overridden(sgemm, operands, a, b, c, out=out, invariant=what, **flags)
     if TYPE_CHECKING:  # a packed weight has gone its way
         assert isinstance(b, Tensor)
-    _checks.check_invariant("sgemm", what, flags.pop("precision", "fp32"))
+    precision = flags.pop("precision", "fp32")
+    _checks.check_invariant("sgemm", what, precision)
+    if precision != "ieee":  # the operator's own
+        flags["precision"] = precision
     return in_parts(a, b, c, invariant.PARTS_OF[what], out=out, **flags)
 
 
@@ -1051,6 +1058,20 @@ def sgemm_packed(
     except Exception as error:
         _raise_as_python(error, "sgemm", a, b, c, out=out, words=words, **flags)
         raise
+
+
+def invariant_packed(
+    words: Words, a: Tensor, b: Tensor, c: Tensor | None, packed: Tensor | None,
+    out: Tensor | None, flags: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """`sgemm_packed` with ``invariant=``: the limbs are of ``precision="fp32"`` alone."""
+    what, precision = flags.pop("invariant"), flags.pop("precision", "fp32")
+    _checks.check_invariant(words.name, what, precision)
+    if precision != "ieee":
+        flags["precision"] = precision
+        if packed is not None:
+            flags["packed"] = packed
+    return in_parts(a, b, c, invariant.PARTS_OF[what], out=out, words=words, **flags)
 
 
 def _into(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, flags: dict[str, Any]) -> Tensor:

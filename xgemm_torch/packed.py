@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _checks, ops
 from . import functional as F
 from .functional import addmm, linear, matmul, mm
-from .ops import KERNELS, SGEMM, sgemm, sgemm_packed, transforming
+from .ops import KERNELS, SGEMM, invariant_packed, sgemm, sgemm_packed, transforming
 from .registry import OPERATORS, stages
 from .types import Activation
 
@@ -277,8 +277,8 @@ def _sgemm(
             f"{words.name}: {words.b} was packed for trans_b={b.trans_b}; prepack(weight, trans_b="
             f"{not b.trans_b}) packs for {not b.trans_b}"
         )
-    if "invariant" in flags:  # which no stage with limbs gives
-        return sgemm(a, weight, c, out=out, **flags)
+    if "invariant" in flags:
+        return invariant_packed(words, a, weight, c, b.limbs, out, flags)
     return sgemm_packed(words, a, weight, c, b.limbs, out, flags)
 
 
@@ -295,12 +295,11 @@ def _linear(
         raise ValueError(
             f"linear: inner sizes differ: x is {F._sizes(x)}, weight is {F._sizes(matrix)}"
         )
-    if "invariant" in how:  # which no stage with limbs gives
-        return linear(x, matrix, bias, activation, **how)
     flags = {"trans_b": True, "activation": activation, **how}
+    call = invariant_packed if "invariant" in how else sgemm_packed
     if x.dim() == 2:
-        return sgemm_packed(F.LINEAR, x, matrix, bias, weight.limbs, None, flags)
-    out = sgemm_packed(F.LINEAR, F._rows(x), matrix, bias, weight.limbs, None, flags)
+        return call(F.LINEAR, x, matrix, bias, weight.limbs, None, flags)
+    out = call(F.LINEAR, F._rows(x), matrix, bias, weight.limbs, None, flags)
     return out.reshape((*x.shape[:-1], matrix.shape[0]))
 
 

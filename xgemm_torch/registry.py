@@ -99,6 +99,8 @@ class Stage:
         packs: whether ``xgemm_torch.prepack`` spares it work.
         takes_half_a: whether it reads an ``a`` of 16-bit floats as it is (`mixed_linear`).
         takes_groups: whether it multiplies groups whose ends the device knows (`grouped_mm`).
+        batch_invariant: whether it can make a row of the result with bits that rest on no other row
+            (``invariant="batch"`` with ``precision="fp32"``).
         unit_rows: rows of the units of its results, each as wide as its tile, that it certifies
             and, where one is uncertain, makes anew (`count_recomputed`); 0 where there are none.
     """
@@ -116,6 +118,7 @@ class Stage:
     packs: bool = False
     takes_groups: bool = False
     takes_half_a: bool = False
+    batch_invariant: bool = False
     split_k: bool = False
     matches_single_chain_overflow: bool = False
     auto_choice: bool = True

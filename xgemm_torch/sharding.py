@@ -53,10 +53,12 @@ def _register() -> None:
 
 
 def _shardings_of_whole_k(
-    a: Any, b: Any, c: Any = None, *, trans_a: bool = False, trans_b: bool = False, **_: Any
-) -> list[tuple[list[Any], list[Any]]]:
+    a: Any, b: Any, c: Any = None, *, packed: Any = None, trans_a: bool = False,
+    trans_b: bool = False, **_: Any,
+) -> list[tuple[list[Any], list[Any]]]:  # fmt: skip
     """As of ``precision="ieee"``."""
-    return _shardings(a, b, c, trans_a=trans_a, trans_b=trans_b, precision="ieee")
+    flags = {"trans_a": trans_a, "trans_b": trans_b, "packed": packed}
+    return _shardings(a, b, c, precision="ieee", **flags)
 
 
 def _shardings(

@@ -127,11 +127,12 @@ void watch(void (*launches)(const Gemm&, const Context&), const Stage& stage, co
 }  // namespace
 
 void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_sums,
-                 const Groups& groups, const HalfOperand& half_a) {
+                 const Groups& groups, const HalfOperand& half_a, bool invariant) {
   const Device device{.sm_count = settings().sm_count};
   require(stage, g, device);
   int row = forced_row(stage, device);
-  if (row < 0) row = Selector({&stage, 1}).row(stage, g, device);
+  if (row < 0)
+    row = invariant ? stage.invariant_row(g, device) : Selector({&stage, 1}).row(stage, g, device);
   watch(stage.run, stage, g,
         {.device = device,
          .row = row,
@@ -140,6 +141,7 @@ void run_watched(const Stage& stage, const Gemm& g, void* packed_b, float* row_s
          .row_sums = row_sums,
          .groups = groups,
          .half_a = half_a,
+         .invariant = invariant,
          .recomputed = recompute_counter(kHostCounter)});
 }
 

@@ -77,7 +77,7 @@ std::vector<std::string> known_places();
 // wrong. `packed_b` and what follows: as in Context.
 void run_watched(const Stage& stage, const Gemm& g, void* packed_b = nullptr,
                  float* row_sums = nullptr, const Groups& groups = {},
-                 const HalfOperand& half_a = {});
+                 const HalfOperand& half_a = {}, bool invariant = false);
 // The same for Stage::pack.
 void pack_watched(const Stage& stage, const Gemm& g, void* packed_b);
 // The same for a pass of attention, on the emulator's kernels.

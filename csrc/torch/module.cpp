@@ -103,6 +103,7 @@ std::string stages_json() {
         << ",\"unit_rows\":" << s.unit_rows << ",\"packs\":" << (s.pack ? "true" : "false")
         << ",\"takes_groups\":" << (s.takes_groups ? "true" : "false")
         << ",\"takes_half_a\":" << (s.takes_half_a ? "true" : "false")
+        << ",\"batch_invariant\":" << (s.invariant_row ? "true" : "false")
         << ",\"cuda\":" << (find_stage(Flavour::cuda, s.name) ? "true" : "false")
         << ",\"tiles\":" << list(tiles) << "}";
     rows.push_back(row.str());

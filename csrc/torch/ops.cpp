@@ -46,6 +46,9 @@ struct Arguments {
   std::string precision, kernel, activation;
   std::optional<Tensor> packed;
   std::optional<int64_t> chain;
+  std::optional<bool> batch_invariant;
+
+  bool invariant() const { return batch_invariant.value_or(false); }
 };
 
 // Bytes from the first element that a view touches to past the last.
@@ -151,6 +154,8 @@ Gemm describe(const std::string& op, const Arguments& x) {
   if (!x.c) g.beta = 0.f;
   g.act = activation(op, x.activation);
   check_precision(op, x.precision);
+  if (x.invariant() && x.precision != "fp32")
+    bad(op, "batch_invariant is of precision='fp32'; \"ieee\" has chain");
   if (x.c) {
     check_tensor(op, "c", *x.c, x.a);
     g.c = broadcast(op, *x.c, g, x.a.dim() == 3 || x.b.dim() == 3);
@@ -215,7 +220,7 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
              RowSums* row_sums) {
   if (const Stage* stage = named(op, x.kernel, Flavour::host))
     return simt::run_watched(*stage, g, packed_b(op, *stage, g, x),
-                             room_for(row_sums, *stage, g, x.a));
+                             room_for(row_sums, *stage, g, x.a), {}, {}, x.invariant());
   const bool strict = x.precision == "ieee";
   if (!strict) run_blas(g, x, out);
   if (!strict && g.act == Act::none) return;
@@ -238,14 +243,24 @@ void run_cpu(const std::string& op, const Gemm& g, const Arguments& x, const Ten
 void run_cuda(const std::string& op, const Gemm& g, const Arguments& x, RowSums* row_sums) {
   const torch::stable::accelerator::DeviceGuard guard(x.a.get_device_index());
   Context context = context_of(x.a);
-  const Stage* const asked = named(op, x.kernel, Flavour::cuda);
+  const Stage* asked = named(op, x.kernel, Flavour::cuda);
+  context.invariant = x.invariant();
+  if (context.invariant && !asked) {
+    asked =
+        stage_that([](const Stage& s) { return s.invariant_row != nullptr; }, g, context.device);
+    if (!asked)
+      bad(op, "no stage of this build is batch_invariant on compute capability ",
+          context.device.sm);
+  }
   const int32_t index = x.a.get_device_index();
   const bool strict = x.precision == "ieee";
   Pick pick{asked};
   if (asked) {
     require(*asked, g, context.device);
     pick.row = forced_row(*asked, context.device);
-    if (pick.row < 0) pick.row = choose_row(*asked, g, context.device, index, strict);
+    if (pick.row < 0)
+      pick.row = context.invariant ? asked->invariant_row(g, context.device)
+                                   : choose_row(*asked, g, context.device, index, strict);
   } else {
     pick = choose(g, context.device, index, strict, kAnyWorkspace);
   }
@@ -261,7 +276,7 @@ void run_cuda(const std::string& op, const Gemm& g, const Arguments& x, RowSums*
   if (!prepare()) {
     if (asked)
       no_memory(op, asked->name + " needs a workspace", context.workspace_bytes, x.a,
-                "; kernel='auto' then takes a stage that needs none");
+                context.invariant ? "" : "; kernel='auto' then takes a stage that needs none");
     pick = choose(g, context.device, index, strict, 0);
     prepare();
   }
@@ -290,6 +305,9 @@ void run(const std::string& op, Gemm g, const Arguments& x, const Tensor& out, c
   if (stage && !stage->strict && x.precision == "ieee")
     bad(op, stage->name, " has other bits than precision='ieee' guarantees; kernel='auto' takes a ",
         "stage that has them");
+  if (x.invariant() && (stage ? !stage->invariant_row : x.a.is_cpu()))
+    bad(op, stage ? stage->name : "a CPU's BLAS", " is not batch_invariant; stages that are: ",
+        names_of([](const Stage& s) { return s.invariant_row != nullptr; }));
   if (g.batch == 0 || g.m == 0 || g.n == 0) return;
   if (x.a.is_cpu()) return run_cpu(op, g, x, out, row_sums);
 #if XGEMM_WITH_CUDA
@@ -354,9 +372,10 @@ Arguments arguments(StableIValue* stack) {
           to<std::string>(stack[8]),
           to<std::string>(stack[9]),
           to<std::optional<Tensor>>(stack[10]),
-          to<std::optional<int64_t>>(stack[11])};
+          to<std::optional<int64_t>>(stack[11]),
+          to<std::optional<bool>>(stack[12])};
 }
-constexpr uint64_t kArguments = 12;
+constexpr uint64_t kArguments = 13;
 
 Tensor sum_over(const Tensor& t, int64_t axis) {
   return torch::stable::sum(t, torch::headeronly::IntHeaderOnlyArrayRef(&axis, 1));
@@ -495,7 +514,7 @@ void prepack_op(StableIValue* stack, uint64_t, uint64_t) {
 const std::string kSchemaArguments =
     "Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, bool trans_a=False, "
     "bool trans_b=False, str precision=\"fp32\", str kernel=\"auto\", str activation=\"none\", "
-    "Tensor? packed=None, int? chain=None";
+    "Tensor? packed=None, int? chain=None, bool? batch_invariant=None";
 
 bool defined = false;
 std::string why_not_loaded;

@@ -40,6 +40,7 @@ struct Context {
   float* row_sums = nullptr;  // of A's rows over K, m of them: where they go, if they are wanted
   Groups groups;  // of a stage that takes them: the problem is theirs
   HalfOperand half_a;  // of a stage that takes it: A, in place of the problem's
+  bool invariant = false;  // of a stage with invariant_row: a row's bits are to rest on it alone
   uint32_t* recomputed = nullptr;  // on the device: a count of units made anew, if it is wanted
 };
 
@@ -92,6 +93,9 @@ struct Stage {
   bool takes_groups = false;
   // Whether `run` takes an A of 16-bit floats, with batch = 1 and no activation.
   bool takes_half_a = false;
+  // Of a stage that can make a row of D with bits that rest on that row of A, B, K and N, and not
+  // on M, the batch or other rows: which tile suits such a product. Null: it cannot.
+  int (*invariant_row)(const Gemm&, const Device&) = nullptr;
   // Whether `run` writes the context's row_sums, each the sum of a tree, for it reads A once
   // anyway. Optional.
   bool (*sums_rows)(const Gemm&) = nullptr;

@@ -75,6 +75,7 @@ constexpr uint32_t kGivenFlags = kSingle | kInfinite | kNan;
 // overflows: |t| < 2^15, K up to 2^24. Up to the most, a sum that 2^-exponent makes smaller than a
 // normal number was below 2^-26, where |A||B| is 2^24 or more: rounding it loses nothing of that.
 constexpr int kLeastExponent = -34, kMostExponent = 100;
+constexpr int64_t kMostDepth = int64_t{1} << 24;
 XGEMM_HD bool is_far(int exponent) { return exponent < kLeastExponent || exponent > kMostExponent; }
 
 // What becomes of one result, and of the worst of a unit's.
@@ -135,16 +136,17 @@ XGEMM_HD int reach_of(const RowScale& s) {
 }
 XGEMM_HD bool may_overflow(int reach_a, int reach_b) { return reach_a + reach_b + 1 >= 126; }
 
-// Whether only the chain can tell.
-XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b) {
-  const uint32_t any = a.flags | b.flags;
+// Whether only the chain can tell. `deep`: K is beyond kMostDepth.
+XGEMM_HD bool needs_chain(const RowScale& a, const RowScale& b, bool deep = false) {
+  const uint32_t any = a.flags | b.flags | (deep ? kFar : 0u);
   if (any & kNan) return false;
   return (any & kInfinities) || ((any & kFar) && may_overflow(reach_of(a), reach_of(b)));
 }
 
 // `acc`: the product of limbs, still scaled.
-XGEMM_HD Fate fate_of(const EmulationScheme& s, const RowScale& a, const RowScale& b, float acc) {
-  if (needs_chain(a, b)) return Fate::chained;
+XGEMM_HD Fate fate_of(const EmulationScheme& s, const RowScale& a, const RowScale& b, float acc,
+                      bool deep = false) {
+  if (needs_chain(a, b, deep)) return Fate::chained;
   if ((a.flags | b.flags) & kGivenFlags) return Fate::given;
   return fabsf(acc) >= threshold(s, doubt_of(a.doubt), doubt_of(b.doubt)) ? Fate::stands
                                                                           : Fate::recomputed;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kDecomposeThreads, decompose_blocks(kRows, kIt
 // sm_90).
 template <EmulationScheme S, int kCluster>
 void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context, Clear clear = {}) {
-  const bool a_along_k = g.m == 0 || plan.a_is_kept || along_k(g.a, g.m, g.k);
+  const bool a_along_k = g.m == 0 || plan.a_is_kept || plan.invariant || along_k(g.a, g.m, g.k);
   const bool b_along_k = plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k);
   void (*kernel)(DecomposeJob, DecomposeJob, Clear) = nullptr;
   DecomposeShape shape{};
@@ -74,8 +74,9 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
     if (g.k <= 4096) return take.template operator()<128, 4, 0, 1>();
     take.template operator()<kDecomposeThreads, 4, 0, 1>();
   };
-  const int64_t strips = (a_along_k ? 0 : ceil_div(plan.a.rows, kStrip) * plan.a.matrices) +
-                         (b_along_k ? 0 : ceil_div(plan.b.rows, kStrip) * plan.b.matrices);
+  const int64_t strips =
+      (a_along_k ? 0 : ceil_div(plan.a.rows, kStrip) * plan.a.matrices) +
+      (b_along_k ? 0 : ceil_div(plan.b.rows, kStrip) * (plan.invariant ? 1 : plan.b.matrices));
   const auto take_strips = [&] {
     if (g.k <= 512) return take.template operator()<32, 2, 16, 1>();
     if (g.k <= kWholeK) {

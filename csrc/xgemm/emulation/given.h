@@ -50,6 +50,12 @@ struct GivenUnit {
   // kAtOnce rows' elements before it stores any. Code is short: where it is rare it is fetched from
   // memory first.
   __device__ __forceinline__ void store(const Gemm& g, int64_t i, int64_t j) const {
+    store(g, i, j, [](int, int) { return 0u; });
+  }
+  // ... but for those that others(row, column) has a bit of, of four from there on.
+  template <class Others>
+  __device__ __forceinline__ void store(const Gemm& g, int64_t i, int64_t j,
+                                        const Others& others) const {
     constexpr int kAcross = kColumns / 32, kStep = 4 * (kThreads / 32 / kAcross), kAtOnce = 4;
     static_assert(kThreads / 32 % kAcross == 0 && kRows % (kStep * kAtOnce) == 0);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -86,7 +92,8 @@ struct GivenUnit {
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const GivenBy by_row = rows[first + n * kStep];
-        const uint32_t of_row = those_of(by_row, not_finite), given = of_row | of_columns;
+        const uint32_t of_row = those_of(by_row, not_finite);
+        const uint32_t given = (of_row | of_columns) & ~others(first + n * kStep, column);
         const int64_t r = i + first + n * kStep;
         if (given == 0 || r >= g.m) continue;
 #pragma unroll
@@ -98,7 +105,9 @@ struct GivenUnit {
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
             const uint32_t at = columns[column + w].at;
-            if (not_finite >> w & 1 && at != by_row.at) z[n][w] += g.a(r, at) * of_column[w];
+            const bool nan = of_column[w] != of_column[w];  // wherever it is
+            if (not_finite >> w & 1 && (nan || at != by_row.at))
+              z[n][w] += g.a(r, at) * of_column[w];
           }
         }
         if (whole && given == 15) {

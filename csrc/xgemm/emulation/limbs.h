@@ -83,6 +83,9 @@ inline PackedB plan_packed(const Gemm& g, void* packed) {
 struct DecomposePlan {
   Limbs a, b;
   bool a_is_kept = false, b_is_kept = false;  // and needs no decomposition
+  // What is made of a row rests on neither M nor the batch: A's are walked along k, however they
+  // lie, and B is partitioned as one matrix is.
+  bool invariant = false;
   size_t bytes = 0;
 };
 

@@ -44,10 +44,12 @@ struct Slabs {
 };
 // In slabs of `most` bytes or less, half of it at least where that saves waves. As if no B were
 // kept: what is packed is to give the bits of what is not. An operand of one value stays whole,
-// since the order it is walked in depends on how many rows it has.
-inline Slabs plan_slabs(const Gemm& g, int limbs, size_t most, const Wave& wave) {
+// since the order it is walked in depends on how many rows it has. `of_a`: A is cut, and not B,
+// which is then decomposed in the same way for any M.
+inline Slabs plan_slabs(const Gemm& g, int limbs, size_t most, const Wave& wave,
+                        bool of_a = false) {
   const DecomposePlan whole = plan_decompose(g, limbs, nullptr);
-  const size_t a = whole.a.bytes(limbs), b = whole.b.bytes(limbs);
+  const size_t a = whole.a.bytes(limbs), b = of_a ? 0 : whole.b.bytes(limbs);
   Slabs best{.of_b = b > a, .rows = b > a ? g.n : g.m};
   const View<const float>& x = best.of_b ? g.b : g.a;
   if (std::max(a, b) <= most || x.rs == x.cs || best.rows < 2 * kSlabRows) return best;
@@ -68,7 +70,7 @@ inline Slabs plan_slabs(const Gemm& g, int limbs, size_t most, const Wave& wave)
 // and the other operand's are.
 template <class Of>
 void for_each_slab(const Gemm& g, int limbs, const Wave& wave, const Context& context, Of&& of) {
-  const Slabs slabs = plan_slabs(g, limbs, context.slab_bytes, wave);
+  const Slabs slabs = plan_slabs(g, limbs, context.slab_bytes, wave, context.invariant);
   Limbs packed;
   if (context.packed_b) packed = plan_packed(g, context.packed_b).limbs;
   for (int64_t s = 0; s < slabs.count; ++s) {
@@ -89,6 +91,7 @@ void for_each_slab(const Gemm& g, int limbs, const Wave& wave, const Context& co
     DecomposePlan plan = plan_decompose(part, limbs, context.workspace,
                                         context.packed_b ? &kept : nullptr, slabs.of_b);
     if (s > 0) (slabs.of_b ? plan.a_is_kept : plan.b_is_kept) = true;
+    plan.invariant = context.invariant;
     of(part, plan, its);
   }
 }
@@ -98,7 +101,7 @@ void for_each_slab(const Gemm& g, int limbs, const Wave& wave, const Context& co
 template <class Bytes>
 size_t workspace_of_slabs(const Gemm& g, int limbs, const Wave& wave, const Context& context,
                           Bytes&& bytes) {
-  const Slabs slabs = plan_slabs(g, limbs, context.slab_bytes, wave);
+  const Slabs slabs = plan_slabs(g, limbs, context.slab_bytes, wave, context.invariant);
   const Limbs kept;
   const auto of = [&](int64_t s) {
     const Gemm part = slabs.sizes(g, s);

@@ -151,8 +151,6 @@ struct TileScales {
   }
 
  private:
-  static constexpr int64_t kMostDepth = int64_t{1} << 24;  // see kLeastExponent
-
   // Its flags. Two neighbours' doubts are one word, stored by the first.
   __device__ static __forceinline__ uint32_t keep(float& undo, uint16_t* doubt, uint64_t scale,
                                                   bool exists) {
@@ -214,6 +212,30 @@ struct EmulatedEpilogue {
     }
     return bits[0] | static_cast<uint64_t>(bits[1]) << 32;
   }
+  // The same by the certificate of each alone, whatever else the tile has; of those that exist.
+  __device__ __forceinline__ uint64_t uncertain_alone(const float (&acc)[4 * kPairs]) const {
+    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
+    uint32_t bits[2] = {};
+#pragma unroll
+    for (int e = 0; e < 4 * kPairs; ++e) {
+      if (e % 8 == 0) keep_order();
+      const int64_t r = i + row_of(e), c = j + column_of(e);
+      const Fate fate =
+          fate_of(S, row[e / 2 % 2], columns[min_of(c, g.n - 1)], acc[e], g.k > kMostDepth);
+      if (r < g.m && c < g.n && fate >= Fate::recomputed) bits[e / 32] |= 1u << e % 32;
+    }
+    return bits[0] | static_cast<uint64_t>(bits[1]) << 32;
+  }
+  // Which of some results exist.
+  __device__ __forceinline__ uint64_t existing(uint64_t some) const {
+    uint64_t exist = 0;
+#pragma unroll 1
+    for (; some; some &= some - 1) {
+      const int e = __ffsll(static_cast<long long>(some)) - 1;
+      if (i + row_of(e) < g.m && j + column_of(e) < g.n) exist |= some & ~(some - 1);
+    }
+    return exist;
+  }
   // Where result e lies, from row i and column j on.
   __device__ static __forceinline__ int row_of(int e) { return e / 2 % 2 * 8; }
   __device__ static constexpr int column_of(int e) { return e / 4 * 8 + e % 2; }
@@ -244,6 +266,24 @@ struct EmulatedEpilogue {
       if (in_pairs) [[likely]]
         store_pairs(x, run);
       else store_each(x, run, exist);
+    }
+  }
+
+  // Those that are neither given nor among `others`, each unscaled as its own row and column ask.
+  __device__ __forceinline__ void store_alone(const float (&acc)[4 * kPairs],
+                                              uint64_t others) const {
+    const RowScale row[2] = {rows[min_of(i, g.m - 1)], rows[min_of(i + 8, g.m - 1)]};
+    const uint32_t deep = g.k > kMostDepth ? uint32_t{kFar} : 0u;
+#pragma unroll
+    for (int e = 0; e < 4 * kPairs; ++e) {
+      if (e % 8 == 0) keep_order();
+      const int64_t r = i + row_of(e), c = j + column_of(e);
+      const RowScale &a = row[e / 2 % 2], &b = columns[min_of(c, g.n - 1)];
+      const uint32_t any = a.flags | b.flags | deep;
+      if (any & kGivenFlags || others >> e & 1) continue;
+      g.store(r, c,
+              any & kFar ? unscale(acc[e], a.exponent, b.exponent)
+                         : acc[e] * undo_rows[row_of(e)] * undo_columns[column_of(e)]);
     }
   }
 

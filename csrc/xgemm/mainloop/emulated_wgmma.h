@@ -61,8 +61,10 @@ struct WgmmaJob {
   float* sums = nullptr;  // [block][warpgroup][element / 4][thread][4]
   uint32_t* flags = nullptr;  // [block][warpgroup], cleared by the decomposition
 
-  // What follows differs where A has 16-bit floats (mixed_wgmma.h) ...
+  // What follows differs where A has 16-bit floats (mixed_wgmma.h), ...
   static constexpr bool kHalfA = false;
+  // ... where each result is seen to by itself (invariant_wgmma.h) ...
+  static constexpr bool kAlone = false;
   // ... and where the products are of groups (grouped_wgmma.h).
   using Work = WorkTile;
   static constexpr bool kShared = true;  // some tiles are cut along K
@@ -377,7 +379,9 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         }
         if (work.first > 0) fixup<T>(job, cluster - job.stream_k.starter(work.tile), group, acc);
       }
-      store_tile<S, T>(job, ring.scales[group], scales, z, o, group, acc);
+      if constexpr (Job::kAlone)
+        job.template store_tile<S, T>(ring.scales[group], scales, z, o, group, acc);
+      else store_tile<S, T>(job, ring.scales[group], scales, z, o, group, acc);
     }
   }
   // A block's shared memory is to outlive what the other of the cluster sends there.
@@ -427,9 +431,8 @@ TensorMap limb_map(const Limbs& p, int rows) {
 
 template <EmulationScheme S, Tile T, class Job = WgmmaJob>
 void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& room,
-                  const Context& context) {
+                  const Context& context, Job job = {}) {
   constexpr EmulationScheme SA = kSchemeOfA<S.type, Job>;
-  Job job;
   job.g = g;
   job.a = limb_map<SA>(plan.a, T.BM), job.b = limb_map<S>(plan.b, T.BN / T.cluster);
   job.a_limbs = plan.a, job.b_limbs = plan.b;
@@ -444,8 +447,9 @@ void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& roo
   constexpr void (*kernel)(Job) = wgmma_kernel<S.type, T.BM, T.cluster, T.buffers, Job>;
   int clusters = context.device.sm_count;
   if constexpr (T.cluster > 1) clusters = clusters_at_a_time<kernel>(config, context.device);
-  job.stream_k = plan_stream_k(tile_count(g, T.BM * T.cluster, T.BN) * g.batch, plan.a.blocks,
-                               clusters, kApart);
+  const int64_t tiles = tile_count(g, T.BM * T.cluster, T.BN) * g.batch;
+  job.stream_k = Job::kShared ? plan_stream_k(tiles, plan.a.blocks, clusters, kApart)
+                              : plan_whole(tiles, plan.a.blocks, clusters);
   config.grid.x *= job.stream_k.clusters;
   config.in_order = job.stream_k.shared() > 0;
   launch(kernel, config, context, job);

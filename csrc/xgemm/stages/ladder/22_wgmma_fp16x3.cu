@@ -31,6 +31,7 @@
 
 #include "xgemm/mainloop/emulated_wgmma.h"
 #include "xgemm/mainloop/grouped_wgmma.h"
+#include "xgemm/mainloop/invariant_wgmma.h"
 #include "xgemm/mainloop/mixed_wgmma.h"
 
 namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3 {
@@ -48,17 +49,26 @@ constexpr Tile kMixedTile = wgmma_tile(kFp16x2, 128, 2, 9, 0.f, 1);  // slots ar
 size_t workspace(const Gemm& g, const Context& context) {
   if (context.groups) return grouped_workspace<kFp16x3, kGroupTile>(g, context);
   if (context.half_a) return mixed_workspace<kMixedTile>(g, context);
+  if (context.invariant) return invariant_workspace(kFp16x3, kTiles[context.row], g, context);
   return wgmma_workspace(kFp16x3, kTiles[context.row], g, context);
 }
 
 void run(const Gemm& g, const Context& context) {
   if (context.groups) return run_grouped<kFp16x3, kCluster, kGroupTile>(g, context);
   if (context.half_a) return run_mixed<kCluster, kMixedTile>(g, context);
-  constexpr void (*rows[])(const Gemm&, const Context&) = {run_wgmma<kFp16x3, kCluster, kTiles[0]>,
-                                                           run_wgmma<kFp16x3, kCluster, kTiles[1]>,
-                                                           run_wgmma<kFp16x3, kCluster, kTiles[2]>};
-  static_assert(std::size(rows) == std::size(kTiles));
-  rows[context.row](g, context);
+  using Run = void (*)(const Gemm&, const Context&);
+  constexpr Run rows[] = {run_wgmma<kFp16x3, kCluster, kTiles[0]>,
+                          run_wgmma<kFp16x3, kCluster, kTiles[1]>,
+                          run_wgmma<kFp16x3, kCluster, kTiles[2]>};
+  constexpr Run invariant[] = {run_invariant<kFp16x3, kCluster, kTiles[0]>,
+                               run_invariant<kFp16x3, kCluster, kTiles[1]>,
+                               run_invariant<kFp16x3, kCluster, kTiles[2]>};
+  static_assert(std::size(rows) == std::size(kTiles) && std::size(invariant) == std::size(kTiles));
+  (context.invariant ? invariant : rows)[context.row](g, context);
+}
+
+int row_of_whole_tiles(const Gemm& g, const Device& device) {
+  return quickest_whole(std::begin(kTiles), std::end(kTiles), g, device);
 }
 
 static const Register<run> stage(
@@ -79,6 +89,7 @@ static const Register<run> stage(
      .pack = pack<kCluster>,
      .takes_groups = true,
      .takes_half_a = true,
+     .invariant_row = row_of_whole_tiles,
      .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3
