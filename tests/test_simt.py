@@ -457,7 +457,9 @@ def ways(stage: xgemm_torch.Stage) -> list[Way]:
         return [shallow, Way(6000), Way(20, batch=2)]
     # More units than blocks that make them anew.
     many = (FEW + 1, 2 * FEW) if any(t.producers for t in stage.tiles) else (2 * FEW,)
-    return [shallow, *(Way(shallow.k, "TN", batch) for batch in many), Way(1100)]
+    # So many slices, and a tile behind another, that tiles of D are staged.
+    staged = [Way(544, batch=2 * FEW + 1)] if any(t.producers for t in stage.tiles) else []
+    return [shallow, *(Way(shallow.k, "TN", batch) for batch in many), Way(1100), *staged]
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@
 
 #include "xgemm/device/ptx/base.h"
 #include "xgemm/emulation/limbs.h"
+#include "xgemm/epilogue/staged.h"
 
 namespace xgemm {
 
@@ -239,6 +240,41 @@ struct EmulatedEpilogue {
   // Where result e lies, from row i and column j on.
   __device__ static __forceinline__ int row_of(int e) { return e / 2 % 2 * 8; }
   __device__ static constexpr int column_of(int e) { return e / 4 * 8 + e % 2; }
+
+  // Leaves them where `place` has element e, unscaled or as they are.
+  template <bool kUnscale, class Place>
+  __device__ __forceinline__ void stage(const float (&acc)[4 * kPairs], const Place& place) const {
+#pragma unroll
+    for (int run = 0; run < kPairs; run += kRun) {
+      float x[4 * kRun];
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; ++e) x[e] = acc[4 * run + e];
+      if constexpr (kUnscale) unscale_all(x, run);
+#pragma unroll
+      for (int e = 0; e < 4 * kRun; e += 2) store2(place(4 * run + e), x[e], x[e + 1]);
+    }
+  }
+  // The same where some may be given, or differ in how they are unscaled, and then are stored
+  // instead. They come back from shared memory, one by one: that is little code, and what lies
+  // between the code that all tiles need is fetched with it (a tile took 2.6 us longer where it was
+  // 64 times as much).
+  template <class Place>
+  __device__ __forceinline__ Staged stage_rare(const float (&acc)[4 * kPairs],
+                                               const Place& place) const {
+    if (!(flags & ~uint32_t{kLossy} && (g.beta != 0.f || flags & (kFar | kInfinities)))) {
+      stage<true>(acc, place);
+      return Staged::sums;
+    }
+    stage<false>(acc, place);
+#pragma unroll 1
+    for (int e = 0; e < 4 * kPairs; ++e) {
+      const int64_t r = i + row_of(e), c = j + column_of(e);
+      const RowScale &a = rows[min_of(r, g.m - 1)], &b = columns[min_of(c, g.n - 1)];
+      if (!((a.flags | b.flags) & kGivenFlags))
+        g.store(r, c, unscale(*place(e), a.exponent, b.exponent));
+    }
+    return Staged::nothing;
+  }
 
   // Those that are not given, and those too where nobody reads what they overwrite: given.h
   // follows.
