@@ -7,7 +7,6 @@
 
 #include "xgemm/device/ptx/base.h"
 #include "xgemm/emulation/limbs.h"
-#include "xgemm/epilogue/staged.h"
 
 namespace xgemm {
 
@@ -255,15 +254,15 @@ struct EmulatedEpilogue {
     }
   }
   // The same where some may be given, or differ in how they are unscaled, and then are stored
-  // instead. They come back from shared memory, one by one: that is little code, and what lies
-  // between the code that all tiles need is fetched with it (a tile took 2.6 us longer where it was
-  // 64 times as much).
+  // instead; whether they are staged. They come back from shared memory, one by one: that is little
+  // code, and what lies between the code that all tiles need is fetched with it (a tile took 2.6 us
+  // longer where it was 64 times as much).
   template <class Place>
-  __device__ __forceinline__ Staged stage_rare(const float (&acc)[4 * kPairs],
-                                               const Place& place) const {
+  __device__ __forceinline__ bool stage_rare(const float (&acc)[4 * kPairs],
+                                             const Place& place) const {
     if (!(flags & ~uint32_t{kLossy} && (g.beta != 0.f || flags & (kFar | kInfinities)))) {
       stage<true>(acc, place);
-      return Staged::sums;
+      return true;
     }
     stage<false>(acc, place);
 #pragma unroll 1
@@ -273,7 +272,7 @@ struct EmulatedEpilogue {
       if (!((a.flags | b.flags) & kGivenFlags))
         g.store(r, c, unscale(*place(e), a.exponent, b.exponent));
     }
-    return Staged::nothing;
+    return false;
   }
 
   // Those that are not given, and those too where nobody reads what they overwrite: given.h

@@ -25,6 +25,7 @@
 #include "xgemm/device/ptx/wgmma.h"
 #include "xgemm/emulation/slabs.h"
 #include "xgemm/epilogue/emulated.h"
+#include "xgemm/epilogue/staged.h"
 #include "xgemm/mainloop/recompute.h"
 
 namespace xgemm {
@@ -56,6 +57,8 @@ constexpr Tile wgmma_tile(EmulationScheme s, int BM, int cluster, int buffers, f
           .rate = rate};
 }
 
+struct StagedJob;
+
 struct WgmmaJob {
   Gemm g;
   TensorMap a, b;
@@ -68,6 +71,7 @@ struct WgmmaJob {
 
   // What follows differs where tiles of D are staged (epilogue/staged.h) ...
   static constexpr bool kStaged = false;
+  using Staged = StagedJob;  // the same, staged
   // ... where A has 16-bit floats (mixed_wgmma.h) ...
   static constexpr bool kHalfA = false;
   // ... where each result is seen to by itself (invariant_wgmma.h) ...
@@ -114,8 +118,7 @@ struct WgmmaJob {
 constexpr int row_of(EmulationScheme s) { return s.limbs == 2 ? 128 : 64; }
 constexpr int boxes_of(EmulationScheme s) { return row_of(s) == 128 ? 1 : s.limbs; }
 
-template <class Job>
-struct StagedJob : Job {
+struct StagedJob : WgmmaJob {
   static constexpr bool kStaged = true;
 };
 
@@ -282,8 +285,8 @@ __device__ __forceinline__ void store_tile(const Job& job, GroupScales<T>& scale
       epilogue.store(acc);
   } else {
     mbarrier_wait(&unit->empty, parity ^ 1);
-    fill(stands && (!(flags & kGivenFlags) || !scales.all_given()) ? epilogue.stage_rare(acc, place)
-                                                                   : Staged::nothing);
+    const bool some = stands && (!(flags & kGivenFlags) || !scales.all_given());
+    fill(some && epilogue.stage_rare(acc, place) ? Staged::sums : Staged::nothing);
   }
 }
 
@@ -567,7 +570,7 @@ void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& roo
                   const Context& context, const Job& job = {}) {
   if constexpr (T.BM == 128 && S.limbs == 2 && !Job::kAlone)
     if (gains_by_staging(T, g, context))
-      return launch_wgmma_of<S, staged_tile(T)>(g, plan, room, context, StagedJob<Job>{job});
+      return launch_wgmma_of<S, staged_tile(T)>(g, plan, room, context, typename Job::Staged{job});
   launch_wgmma_of<S, T>(g, plan, room, context, job);
 }
 

@@ -13,8 +13,14 @@ constexpr int kWidenThreads = 256;
 // Blocks of the decomposition on an SM; a thread has 32 elements on their way, two in a register.
 constexpr int kHalfBlocks = 4, kHalfItems = 4;
 
+struct StagedMixedJob;
+
 struct MixedJob : WgmmaJob {
   static constexpr bool kHalfA = true;
+  using Staged = StagedMixedJob;
+};
+struct StagedMixedJob : MixedJob {
+  static constexpr bool kStaged = true;
 };
 
 template <Half kFrom, int kThreads>

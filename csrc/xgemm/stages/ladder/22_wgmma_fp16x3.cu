@@ -19,9 +19,9 @@
 // wgmma may still add to it, it makes every wgmma wait for the last, without a word but a note in
 // its log. The build reads that note and fails.
 //
-// Where a block has several tiles of 512 and more of K, a second kernel hides the epilogue: five slots
-// in place of seven leave room for a tile of D, which idle warps of the fetching warpgroup store while
-// the next is multiplied.
+// Where a block has several tiles of 512 and more of K, a second kernel hides the epilogue: five
+// slots in place of seven leave room for a tile of D, which idle warps of the fetching warpgroup
+// store while the next is multiplied.
 //
 // The certificate of each result is that of rung 21, and so are the units that are made anew. The
 // host asks nothing and waits for nothing, so a CUDA graph can hold it all.
