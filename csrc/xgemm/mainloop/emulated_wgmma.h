@@ -470,13 +470,12 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
       }
     }
     if constexpr (Job::kStaged) {
-      // No main loop is behind the last tile: its own warps store it.
+      // No main loop is behind the last tile: its own warps store it. A block ends with one, or has
+      // none, for tiles are cut in two at most.
       if (last) {
         named_barrier(1 + group, kWarpgroup);
         unit->template store<kWarpgroup / 32>(job.problem(unit->z), threadIdx.x % kWarpgroup / 32);
         named_barrier(1 + group, kWarpgroup);
-      } else {
-        mbarrier_wait(&unit->empty, parity ^ 1);
       }
       if (threadIdx.x % kWarpgroup == 0) unit->holds = Staged::ended;
       __syncwarp();
