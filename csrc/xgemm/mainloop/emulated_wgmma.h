@@ -478,7 +478,6 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         named_barrier(1 + group, kWarpgroup);
       }
       if (threadIdx.x % kWarpgroup == 0) unit->holds = Staged::ended;
-      __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(&unit->full);
     }
   }
