@@ -23,6 +23,9 @@ from xgemm_torch import linear, sgemm, simt
 from xgemm_torch.tools import accuracy
 
 STAGES = {stage.name: stage for stage in xgemm_torch.stages() if stage.batch_invariant}
+if not STAGES:  # a build of some stages alone
+    pytest.skip("no stage of this build is batch_invariant", allow_module_level=True)
+
 NAME = next(iter(STAGES))
 ROWS = [(name, row) for name, stage in STAGES.items() for row in range(len(stage.tiles))]
 

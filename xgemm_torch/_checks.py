@@ -284,7 +284,7 @@ def check(
     beta: Any = 1.0,
     trans_a: Any = False,
     trans_b: Any = False,
-    precision: Any = None,
+    precision: Any = "fp32",
     kernel: Any = "auto",
     activation: Any = "none",
     packed: Any = None,
@@ -339,8 +339,8 @@ def check(
     shape = result_shape(call, a.shape, b.shape, c_shape, trans_a, trans_b)
     if c is None and beta != 0 and beta != 1:
         raise ValueError(f"{name}: beta is {beta:g} but there is no {call.c}")
-    if precision is None:  # the operator's own
-        precision = "fp32" if parts is None else "ieee"
+    if precision is None and parts is not None:
+        precision = "ieee"
     check_invariant(name, invariant, precision)
     check_options(name, kernels, kernel, precision, activation)
     if batch_invariant or (parts is not None and precision == "fp32"):

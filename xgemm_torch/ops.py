@@ -607,6 +607,12 @@ def _register_functorch(name: str) -> None:
 # Fakes, autograd kernels, autocast
 
 
+# What an operator's schema has other defaults for than `_checks.check`.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    invariant.NAME: {"parts": invariant.PARTS_OF["batch"], "precision": None}
+}
+
+
 def _raise_as_python(
     error: Exception, name: str, *operands: Any, words: Words | None = None, **flags: Any
 ) -> None:
@@ -622,6 +628,7 @@ def _raise_as_python(
     call = words or own_words(name)
     try:
         operands = tuple(_float32(t) if isinstance(t, Tensor) else t for t in operands)
+        flags = _DEFAULTS.get(name, {}) | flags
         shape = _checks.check(call, KERNELS[name], *operands, **flags)
         if flags.get("out") is not None:
             refuse_grad(*operands, flags["out"], call)  # type: ignore[call-arg]
@@ -637,8 +644,7 @@ def _raise_as_python(
 def _register_fake(name: str) -> None:
     def fake(a: Tensor, b: Tensor, c: Tensor | None = None, **flags: Any) -> Tensor:
         inductor.register()
-        if name == invariant.NAME:
-            flags.setdefault("parts", invariant.PARTS_OF["batch"])
+        flags = _DEFAULTS.get(name, {}) | flags
         return a.new_empty(_checks.check(own_words(name), KERNELS[name], a, b, c, **flags))
 
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIB)
