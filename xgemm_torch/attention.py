@@ -202,7 +202,7 @@ def _attention(
 ) -> Tensor:
     query, key, value, mask = operands
     found = None
-    if _is_ours(query, key, value, mask, dropout_p, is_causal, scale):
+    if is_ours(query, key, value, mask, dropout_p, is_causal, scale):
         found = _in_four_dimensions(query, key, value, mask, enable_gqa)
     if found is None or is_small(found[0], found[1]):
         return F.scaled_dot_product_attention(
@@ -217,7 +217,7 @@ def _attention(
     return out.unflatten(0, lead[:-1])
 
 
-def _is_ours(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, scale: Any) -> bool:
+def is_ours(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, scale: Any) -> bool:
     """Whether the kernels take such tensors and options, whatever the leading dimensions."""
     tensors = (q, k, v) if mask is None else (q, k, v, mask)
     if not all(isinstance(t, Tensor) for t in tensors):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _checks, conv1d, convnd
+from . import _checks, conv1d, convnd, transformers_attention
 from .linears import obstacle, replaced
 from .nn import DEFAULTS, Linear
 from .ops import KERNELS
@@ -106,6 +106,7 @@ def convert(
     autocast: Autocast = "torch",
     invariant: Invariant | None = None,
     types: Iterable[type[nn.Module]] | type[nn.Module] = (),
+    attention: bool = False,
 ) -> ConvertReport:
     """Make the ``torch.nn.Linear`` modules of ``model`` ``xgemm_torch.nn.Linear``, in place.
 
@@ -146,12 +147,18 @@ def convert(
             ``F.linear(input, weight, bias)``, as that of transformers' ``FalconLinear`` and of
             torch_geometric's ``Linear`` does. It is not called any more; all else of theirs stays.
             Or torch's classes of convolutions, for those that are products.
+        attention: also have the attention of transformers' models be xgemm's where it is "sdpa",
+            torch's function: `scaled_dot_product_attention` in float32 where its kernels take a
+            call, and theirs where they do not, as with dropout or under autocast. Each such model
+            has a row. It is the entry "xgemm" in transformers' table of implementations, to which
+            ``config`` then refers; checkpoints do not hold it.
 
     Returns:
         What was swapped, what was not, and why.
 
     Raises:
-        TypeError: ``model`` is no module, or ``types`` has what is no class of such layers.
+        TypeError: ``model`` is no module, ``types`` has what is no class of such layers, or
+            ``attention`` is no bool.
         ValueError: an unknown kernel, precision or way under autocast, or ``invariant="tp"``
             without ``precision="ieee"``.
     """
@@ -159,6 +166,8 @@ def convert(
     _checks.check_options("convert", KERNELS["sgemm"], kernel, precision)
     check_autocast("convert", autocast)
     _checks.check_invariant("convert", invariant, precision)
+    if not isinstance(attention, bool):
+        raise TypeError(f"convert: attention must be a bool, got {type(attention).__name__}")
     more = check_types(types)
     rows: list[Row] = []
     left = False
@@ -190,14 +199,26 @@ def convert(
             how += f"; {owner}.forward hands its weight to another function, which patch() sees"
             left = True
         rows.append(Row(fqn, name, not reason, reason or how))
+    if attention:
+        rows += _swap_attention(model)
     for module in chosen:  # only now: nothing can fail any more
         options = {"kernel": kernel, "precision": precision, "autocast": autocast}
         _swap(module, options | {"invariant": invariant})
     notes = _fast_paths(model, rows)
-    if chosen:
+    if chosen or any(row.swapped for row in rows):
         notes += _forget_graphs(model)
     elif not rows:
         notes.append(f"no module of {type(model).__name__} looks like a Linear; it is as it was")
+    theirs = [
+        type(each).__name__
+        for _, each in transformers_attention.models(model)
+        if not attention and not transformers_attention.obstacle(each)
+    ]
+    if theirs:
+        notes.append(
+            f"attention of {', '.join(theirs)} is torch's; attention=True has it be xgemm's, as "
+            "xgemm_torch.patch() does"
+        )
     if left:
         notes.append(
             "products of modules that were not swapped, and of weights that are handed on, are "
@@ -242,6 +263,12 @@ def revert(model: nn.Module) -> ConvertReport:
             named = f"{stock.__module__}.{stock.__qualname__}"
             again = "torch.nn.Linear" if stock is nn.Linear else named
             rows.append(Row(fqn, name, True, f"{again} again"))
+    for fqn, each in transformers_attention.models(model):
+        if transformers_attention.is_swapped(each):
+            transformers_attention.swap_back(each)
+            rows.append(
+                Row(fqn, _type_name(each), True, "its attention is transformers' own again")
+            )
     notes = _forget_graphs(model) if any(row.swapped for row in rows) else []
     return ConvertReport(tuple(rows), tuple(notes))
 
@@ -283,6 +310,24 @@ def _swap(module: nn.Module, options: dict[str, Any]) -> None:
     # the module's dictionary has changed too.
     vars(module).update({**options, MARK: True})
     module.__class__ = _with_ours(type(module))
+
+
+def _swap_attention(model: nn.Module) -> list[Row]:
+    """Have transformers' models in it have our attention, all or none; a row for each."""
+    rows: list[Row] = []
+    done: list[nn.Module] = []
+    try:
+        for fqn, each in transformers_attention.models(model):
+            reason = transformers_attention.obstacle(each)
+            if not reason:
+                transformers_attention.swap(each)
+                done.append(each)
+            rows.append(Row(fqn, _type_name(each), not reason, reason or "its attention"))
+    except BaseException:
+        for each in done:
+            transformers_attention.swap_back(each)
+        raise
+    return rows
 
 
 def _features(module: nn.Module) -> int:

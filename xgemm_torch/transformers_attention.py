@@ -1,0 +1,120 @@
+"""Attention of transformers' models by our kernels: an implementation that they know by name.
+
+transformers calls attention through a table, by the name in a model's ``config``: ``"eager"``,
+``"sdpa"``, or one that a library has added. ``convert(attention=True)`` puts `NAME` in the place of
+``"sdpa"``, so that a model's attention is ours in eager mode and under ``torch.compile`` without
+``patch()``, whose mode costs the host time for every operator inside.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import attention
+
+__all__ = ["NAME", "register"]
+
+NAME = "xgemm"
+"""What the implementation is called in transformers' tables, as in ``attn_implementation=``."""
+
+_INSTEAD_OF = "sdpa"
+_OPTIONS = ("position_bias", "softcap", "output_attentions")  # theirs alone
+
+
+@functools.cache
+def register() -> str:
+    """Add the implementation to transformers' tables, of attention and of masks, in this process.
+
+    For ``from_pretrained(..., attn_implementation=register())`` and configs that have the name
+    already; ``convert(attention=True)`` does it by itself.
+
+    Returns:
+        Its name, `NAME`.
+
+    Raises:
+        ImportError: there is no transformers, or one without these tables.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, functools.partial(_forward, sdpa_attention_forward))
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def _forward(
+    sdpa: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+    is_causal: bool | None = None, **more: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention as transformers' modules ask for it: (B, S, heads, D), and no weights.
+
+    ``sdpa`` is transformers' own function by torch's, which takes the same arguments. What the
+    kernels do not take is left to it, before heads are repeated or options are looked at.
+    """
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    rows = query.shape[-2]
+    causal = rows > 1 and attention_mask is None and is_causal
+    if (
+        any(more.get(name) is not None for name in _OPTIONS)
+        or not attention.is_ours(query, key, value, attention_mask, dropout, causal, scaling)
+        or attention.is_small(query, key)
+        or torch.is_autocast_enabled(query.device.type)
+    ):
+        return sdpa(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
+            is_causal=is_causal, **more,
+        )  # fmt: skip
+    if causal:  # a cache may have room for later keys
+        key, value = key[:, :, :rows], value[:, :, :rows]
+    out = attention.scaled_dot_product_attention(
+        query, key, value, attention_mask, is_causal=causal, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def models(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The models of transformers in ``model``, one for each config, by their names in it."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:
+        return
+    seen = set()
+    for fqn, module in model.named_modules():
+        if isinstance(module, modeling.PreTrainedModel) and id(module.config) not in seen:
+            seen.add(id(module.config))
+            yield fqn, module
+
+
+def obstacle(model: Any) -> str:
+    """Why a model's attention stays as it is, or ""."""
+    its = model.config._attn_implementation
+    if its == NAME:
+        return "is one already"
+    if its != _INSTEAD_OF:
+        return f'its attention is "{its}", not "{_INSTEAD_OF}"'
+    if not getattr(model, "_can_set_attn_implementation", lambda: False)():
+        return "its class calls torch's attention itself; patch() takes it"
+    return ""
+
+
+def swap(model: Any) -> None:
+    """Have a model's attention be `NAME`; nothing of the models inside that have other configs."""
+    model.set_attn_implementation({"": register()})
+
+
+def swap_back(model: Any) -> None:
+    """Have it be what it was."""
+    model.set_attn_implementation({"": _INSTEAD_OF})
+
+
+def is_swapped(model: Any) -> bool:
+    """Whether a model's attention is `NAME`."""
+    return model.config._attn_implementation == NAME
