@@ -9,6 +9,7 @@ transformers calls attention through a table, by the name in a model's ``config`
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from . import attention
+from .registry import NAMESPACE
 
 __all__ = ["NAME", "register"]
 
-NAME = "xgemm"
-"""What the implementation is called in transformers' tables, as in ``attn_implementation=``."""
+NAME = NAMESPACE
+"""What the implementation is called in transformers' tables, as in ``attn_implementation=``:
+"xgemm", but in a Hub's kernel, which has a name of its own."""
 
 _INSTEAD_OF = "sdpa"
 _OPTIONS = ("position_bias", "softcap", "output_attentions")  # theirs alone
@@ -40,12 +43,15 @@ def register() -> str:
     Raises:
         ImportError: there is no transformers, or one without these tables.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, functools.partial(_forward, sdpa_attention_forward))
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    theirs = importlib.import_module("transformers")
+    for name, added in (
+        ("AttentionInterface", lambda sdpa: functools.partial(_forward, sdpa)),
+        ("AttentionMaskInterface", lambda mask: mask),
+    ):
+        table = getattr(theirs, name, None)
+        if table is None:
+            raise ImportError(f"transformers {theirs.__version__} has no {name}")
+        table.register(NAME, added(table()[_INSTEAD_OF]))
     return NAME
 
 
@@ -57,12 +63,12 @@ def _forward(
     """Attention as transformers' modules ask for it: (B, S, heads, D), and no weights.
 
     ``sdpa`` is transformers' own function by torch's, which takes the same arguments. What the
-    kernels do not take is left to it, before heads are repeated or options are looked at.
+    kernels do not take is left to it.
     """
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     rows = query.shape[-2]
-    causal = rows > 1 and attention_mask is None and is_causal
+    causal: Any = rows > 1 and attention_mask is None and is_causal
     if (
         any(more.get(name) is not None for name in _OPTIONS)
         or not attention.is_ours(query, key, value, attention_mask, dropout, causal, scaling)
