@@ -118,3 +118,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have calls of a test's size take attention's kernels."""
+    from xgemm_torch import attention
+
+    monkeypatch.setattr(attention, "_FEW_ROWS", 0)
+    monkeypatch.setattr(attention, "_FEW_FLOPS", 0)
+
+
+@pytest.fixture
+def kernels_of_attention(monkeypatch: pytest.MonkeyPatch, small_attention: None) -> None:
+    """Have calls on a CPU take them, too, where they run in the emulator."""
+    from xgemm_torch import attention
+
+    def has_kernels(device: torch.device) -> bool:
+        return device.type in ("cpu", "cuda")
+
+    has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(attention, "has_kernels", has_kernels)

@@ -38,6 +38,7 @@ FLOOR, TILE = 2.0**-51 / U, 64
 RESULTS = ("out", "lse", "dq", "dk", "dv")
 
 on_a_gpu = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("small_attention")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_a_gpu)])
@@ -53,25 +54,7 @@ def needs_kernels() -> None:
         pytest.skip("the kernels are made for compute capability 9.0")
 
 
-@pytest.fixture(autouse=True)
-def however_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have calls of a test's size take the kernels."""
-    monkeypatch.setattr(attention, "_FEW_ROWS", 0)
-    monkeypatch.setattr(attention, "_FEW_FLOPS", 0)
-
-
-@pytest.fixture
-def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the function take its kernels on a CPU, too, where they run in the emulator."""
-
-    def has_kernels(device: torch.device) -> bool:
-        return device.type in ("cpu", "cuda")
-
-    has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    monkeypatch.setattr(attention, "has_kernels", has_kernels)
-
-
-def test_small_calls_are_torchs(monkeypatch, ours):
+def test_small_calls_are_torchs(monkeypatch, kernels_of_attention):
     """Of few queries, of few keys, of few FLOP; gradients' where keys are few."""
     monkeypatch.undo()
     q, k = (torch.empty(64, 16, rows, 64, device="meta") for rows in (64, 512))
@@ -563,7 +546,7 @@ LEADING = {
 
 
 @pytest.mark.parametrize("leading", LEADING)
-def test_leading_dimensions(leading, ours):
+def test_leading_dimensions(leading, kernels_of_attention):
     tensors = _shapes(*LEADING[leading])
     with FlopCounterMode(display=False) as count:
         got = sdpa(*tensors, is_causal=True)
@@ -584,7 +567,7 @@ MASKS: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks(mask, ours):
+def test_masks(mask, kernels_of_attention):
     q, k, v = _shapes((1, 2, 5, 8), (1, 2, 7, 8), (1, 2, 7, 8))
     added = MASKS[mask]()
     got = sdpa(q, k, v, attn_mask=added, scale=0.5)
@@ -593,7 +576,7 @@ def test_masks(mask, ours):
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (2, 1), (6, 6)])
-def test_heads_that_share_keys(heads, ours):
+def test_heads_that_share_keys(heads, kernels_of_attention):
     q, k, v = _shapes((1, 6, 5, 8), (1, heads[0], 7, 8), (1, heads[1], 7, 8))
     got = sdpa(q, k, v, enable_gqa=True)
     each = [t.repeat_interleave(6 // t.shape[1], 1) for t in (k, v)]
@@ -652,7 +635,7 @@ def _outcome(function: Any, args: Any, options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", NOT_OURS)
-def test_what_the_kernels_do_not_take_is_torchs(name, ours, no_kernel):
+def test_what_the_kernels_do_not_take_is_torchs(name, kernels_of_attention, no_kernel):
     """Results and errors."""
     args, options = NOT_OURS[name]()
     *got, value = _outcome(sdpa, args, options)
@@ -669,12 +652,12 @@ def test_on_a_cpu_it_is_torchs(no_kernel):
     assert same_bits(sdpa(Q, Q, Q), F.scaled_dot_product_attention(Q, Q, Q))
 
 
-def test_a_class_of_ones_own_is_asked(ours):
+def test_a_class_of_ones_own_is_asked(kernels_of_attention):
     q = Q.as_subclass(Wrapped)
     assert type(sdpa(q, Q, Q)) is Wrapped
 
 
-def test_autocast_keeps_float32(ours):
+def test_autocast_keeps_float32(kernels_of_attention):
     q, k, v = _shapes(*[(1, 2, 5, 8)] * 3)
     with torch.autocast("cpu", torch.bfloat16):
         got = sdpa(q.bfloat16(), k, v, torch.zeros(5, 5, dtype=torch.bfloat16))
@@ -685,7 +668,7 @@ def test_autocast_keeps_float32(ours):
     assert same_bits(by_hand, got)
 
 
-def test_flops_are_counted(ours):
+def test_flops_are_counted(kernels_of_attention):
     q, k = (t.requires_grad_() for t in _shapes((2, 1, 5, 8), (2, 1, 7, 8)))
     with FlopCounterMode(display=False) as count:
         sdpa(q, k, k).sum().backward()
@@ -715,7 +698,7 @@ def three_orders(function: Any, tensors: list[Tensor], *args: Any, **options: An
 
 
 @pytest.mark.parametrize("kind", ["plain", "causal", "mask", "numbers"])
-def test_derivatives_of_derivatives(kind, ours):
+def test_derivatives_of_derivatives(kind, kernels_of_attention):
     tensors = _shapes(*TINY)
     mask = {"mask": _mask(), "numbers": problems.normal(5, 7)}.get(kind)
     got = three_orders(sdpa, tensors, mask, is_causal=kind == "causal")
@@ -727,7 +710,7 @@ def test_derivatives_of_derivatives(kind, ours):
         torch.testing.assert_close(x.double(), y, rtol=2e-4, atol=beside)
 
 
-def test_the_first_gradient_is_the_kernels_whatever_follows(ours):
+def test_the_first_gradient_is_the_kernels_whatever_follows(kernels_of_attention):
     q, k, v = _shapes(*TINY)
     q.requires_grad_()
     for create in (False, True):
@@ -763,7 +746,7 @@ TRANSFORMS: dict[str, Callable[[Loss, list[Tensor]], Any]] = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms(name, ours):
+def test_transforms(name, kernels_of_attention):
     tensors = _shapes(*TINY)
     got = TRANSFORMS[name](_loss(sdpa), tensors)
     want = TRANSFORMS[name](_loss(by_math), [t.double() for t in tensors])
@@ -772,7 +755,7 @@ def test_transforms(name, ours):
     )
 
 
-def test_vmap_of_a_mask(ours):
+def test_vmap_of_a_mask(kernels_of_attention):
     q, k, v = _shapes(*TINY)
     masks = torch.stack([_mask(), _mask()])
     got = vmap(lambda m: sdpa(q, k, v, m))(masks)
@@ -780,7 +763,7 @@ def test_vmap_of_a_mask(ours):
     torch.testing.assert_close(got, want)
 
 
-def test_forward_mode(ours):
+def test_forward_mode(kernels_of_attention):
     q, k, v = _shapes(*TINY)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(q, k[:, :, :5])
@@ -792,13 +775,13 @@ def test_forward_mode(ours):
     torch.testing.assert_close(got.tangent.double(), tangent, rtol=1e-5, atol=1e-5)
 
 
-def test_functionalize(ours):
+def test_functionalize(kernels_of_attention):
     q, k, v = _shapes(*TINY)
     assert same_bits(functionalize(lambda q: sdpa(q, k, v))(q), sdpa(q, k, v))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint(reentrant, ours):
+def test_checkpoint(reentrant, kernels_of_attention):
     q, k, v = _shapes(*TINY)
     grads = []
     for wrap in (lambda f, x: f(x), functools.partial(checkpoint, use_reentrant=reentrant)):
@@ -812,7 +795,7 @@ def test_checkpoint(reentrant, ours):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_it_compiles(dynamic, ours):
+def test_it_compiles(dynamic, kernels_of_attention):
     """Whole, with gradients, under autocast, and where the call is torch's."""
     q, k, v = _shapes(*TINY)
     mask = _mask()
@@ -837,7 +820,7 @@ def test_it_compiles(dynamic, ours):
         torch.testing.assert_close(x, y)
 
 
-def test_sizes_that_data_decide(ours):
+def test_sizes_that_data_decide(kernels_of_attention):
     def call(q: Tensor, k: Tensor, n: Tensor) -> Tensor:
         rows = n.item()
         torch._check(rows >= 2)
@@ -860,7 +843,7 @@ def test_torchs_rules_for_operators():
     torch.library.opcheck(BACKWARD.default, (dout, q, k, v, None, out, lse, True, 0.3))
 
 
-def test_export(ours):
+def test_export(kernels_of_attention):
     class Model(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return sdpa(q, k, v)

@@ -1228,19 +1228,6 @@ EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
 EFFICIENT_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward
 
 
-@pytest.fixture
-def small_attention(monkeypatch):
-    """Calls of a test's size take the kernels."""
-    monkeypatch.setattr(attention, "_FEW_ROWS", 0)
-    monkeypatch.setattr(attention, "_FEW_FLOPS", 0)
-
-
-@pytest.fixture
-def kernels_of_attention(monkeypatch, small_attention):
-    """On a CPU they run in the emulator, and nobody takes them there."""
-    monkeypatch.setattr(attention, "has_kernels", lambda device: device.type == "cpu")
-
-
 def heads(*sizes: int, device: str = "cpu") -> list[Tensor]:
     """Of one projection, as a model's are: (B, S, 3, H, D) as three (B, H, S, D)."""
     b, h, s, d = sizes

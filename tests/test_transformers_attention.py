@@ -80,26 +80,9 @@ def step(m: nn.Module, **inputs: Any) -> tuple[list[Tensor], dict[Any, int]]:
     return [logits, *(p.grad for p in m.parameters() if p.grad is not None)], counts.calls
 
 
-@pytest.fixture(autouse=True)
-def however_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_FEW_ROWS", 0)
-    monkeypatch.setattr(attention, "_FEW_FLOPS", 0)
-
-
-@pytest.fixture
-def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the kernels take calls on a CPU, too, where they run in the emulator."""
-
-    def has_kernels(device: torch.device) -> bool:
-        return device.type in ("cpu", "cuda")
-
-    has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    monkeypatch.setattr(attention, "has_kernels", has_kernels)
-
-
 @on_every_model
 @pytest.mark.parametrize("mask", [None, PADDED], ids=["whole", "padded"])
-def test_a_step(name, mask, ours):
+def test_a_step(name, mask, kernels_of_attention):
     """Outputs and gradients of every parameter, by one kernel forward and one backward a layer."""
     stock, converted = model(name), model(name)
     report = xgemm_torch.convert(converted, filter_fn=lambda *_: False, attention=True)
@@ -114,7 +97,7 @@ def test_a_step(name, mask, ours):
 
 @pytest.mark.parametrize("rows, keys", [(6, 6), (6, 9), (1, 9)], ids=str)
 @pytest.mark.parametrize("causal", [True, False])
-def test_queries_beside_a_cache(rows, keys, causal, ours):
+def test_queries_beside_a_cache(rows, keys, causal, kernels_of_attention):
     """Also without a mask: a causal prompt sees none of the places after it."""
 
     class Module(nn.Module):
@@ -152,14 +135,14 @@ def test_elsewhere_it_is_theirs(name):
     [("gpt2", {"attn_pdrop": 0.5}), ("bert", {"attention_probs_dropout_prob": 0.5}),
      ("llama", {"attention_dropout": 0.5})],
 )  # fmt: skip
-def test_dropout_is_theirs(name, more, ours):
+def test_dropout_is_theirs(name, more, kernels_of_attention):
     converted = model(name, **more)
     xgemm_torch.convert(converted, filter_fn=lambda *_: False, attention=True)
     assert FORWARD not in step(converted)[1]
     assert step(converted.eval())[1][FORWARD] == 2
 
 
-def test_under_autocast_it_is_theirs(ours):
+def test_under_autocast_it_is_theirs(kernels_of_attention):
     stock, converted = model("gpt2"), model("gpt2")
     xgemm_torch.convert(converted, attention=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -170,14 +153,14 @@ def test_under_autocast_it_is_theirs(ours):
     assert all(same_bits(x.float(), y.float()) for x, y in zip(got, want, strict=True))
 
 
-def test_small_calls_are_theirs(monkeypatch, ours):
+def test_small_calls_are_theirs(monkeypatch, kernels_of_attention):
     monkeypatch.setattr(attention, "_FEW_ROWS", 64)
     converted = model("llama")
     xgemm_torch.convert(converted, attention=True)
     assert FORWARD not in step(converted)[1]
 
 
-def test_a_cache(ours):
+def test_a_cache(kernels_of_attention):
     """A prompt, then a token at a time, of which each sees all keys."""
     stock, converted = model("llama").eval(), model("llama").eval()
     xgemm_torch.convert(converted, attention=True)
@@ -193,7 +176,7 @@ def test_a_cache(ours):
     torch.testing.assert_close(x, y, rtol=1e-5, atol=2e-6)
 
 
-def test_compiled(ours):
+def test_compiled(kernels_of_attention):
     converted = model("gpt2")
     xgemm_torch.convert(converted, attention=True)
     want = step(converted)[0]

@@ -201,13 +201,24 @@ def _attention(
     enable_gqa: bool,
 ) -> Tensor:
     query, key, value, mask = operands
-    found = None
-    if is_ours(query, key, value, mask, dropout_p, is_causal, scale):
-        found = _in_four_dimensions(query, key, value, mask, enable_gqa)
+    out = by_kernels(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    if out is not None:
+        return out
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def by_kernels(
+    query: Any, key: Any, value: Any, mask: Any, dropout_p: Any, is_causal: Any, scale: Any,
+    enable_gqa: bool,
+) -> Tensor | None:  # fmt: skip
+    """The result, or None where the call is torch's own: what does not fit, and what is small."""
+    if not _is_ours(query, key, value, mask, dropout_p, is_causal, scale):
+        return None
+    found = _in_four_dimensions(query, key, value, mask, enable_gqa)
     if found is None or is_small(found[0], found[1]):
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        return None
     q, k, v, bias, lead = found
     out, _ = FORWARD(q, k, v, bias, is_causal, _factor(q, scale))
     if len(lead) == 2:
@@ -217,7 +228,7 @@ def _attention(
     return out.unflatten(0, lead[:-1])
 
 
-def is_ours(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, scale: Any) -> bool:
+def _is_ours(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, scale: Any) -> bool:
     """Whether the kernels take such tensors and options, whatever the leading dimensions."""
     tensors = (q, k, v) if mask is None else (q, k, v, mask)
     if not all(isinstance(t, Tensor) for t in tensors):

@@ -166,8 +166,7 @@ def convert(
     _checks.check_options("convert", KERNELS["sgemm"], kernel, precision)
     check_autocast("convert", autocast)
     _checks.check_invariant("convert", invariant, precision)
-    if not isinstance(attention, bool):
-        raise TypeError(f"convert: attention must be a bool, got {type(attention).__name__}")
+    _checks.flag("convert", "attention", attention)
     more = check_types(types)
     rows: list[Row] = []
     left = False
@@ -205,20 +204,12 @@ def convert(
         options = {"kernel": kernel, "precision": precision, "autocast": autocast}
         _swap(module, options | {"invariant": invariant})
     notes = _fast_paths(model, rows)
-    if chosen or any(row.swapped for row in rows):
+    if any(row.swapped for row in rows):
         notes += _forget_graphs(model)
     elif not rows:
         notes.append(f"no module of {type(model).__name__} looks like a Linear; it is as it was")
-    theirs = [
-        type(each).__name__
-        for _, each in transformers_attention.models(model)
-        if not attention and not transformers_attention.obstacle(each)
-    ]
-    if theirs:
-        notes.append(
-            f"attention of {', '.join(theirs)} is torch's; attention=True has it be xgemm's, as "
-            "xgemm_torch.patch() does"
-        )
+    if not attention:
+        notes += _attention_left(model)
     if left:
         notes.append(
             "products of modules that were not swapped, and of weights that are handed on, are "
@@ -328,6 +319,21 @@ def _swap_attention(model: nn.Module) -> list[Row]:
             transformers_attention.swap_back(each)
         raise
     return rows
+
+
+def _attention_left(model: nn.Module) -> list[str]:
+    """What to know of attention that could have been swapped."""
+    theirs = [
+        type(each).__name__
+        for _, each in transformers_attention.models(model)
+        if not transformers_attention.obstacle(each)
+    ]
+    if not theirs:
+        return []
+    return [
+        f"attention of {', '.join(theirs)} is torch's; attention=True has it be xgemm's, as "
+        "xgemm_torch.patch() does"
+    ]
 
 
 def _features(module: nn.Module) -> int:

@@ -67,24 +67,20 @@ def _forward(
     """
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    rows = query.shape[-2]
-    causal: Any = rows > 1 and attention_mask is None and is_causal
-    if (
-        any(more.get(name) is not None for name in _OPTIONS)
-        or not attention.is_ours(query, key, value, attention_mask, dropout, causal, scaling)
-        or attention.is_small(query, key)
-        or torch.is_autocast_enabled(query.device.type)
+    causal = query.shape[-2] > 1 and attention_mask is None and is_causal
+    out = None
+    if not torch.is_autocast_enabled(query.device.type) and all(
+        more.get(name) is None for name in _OPTIONS
     ):
-        return sdpa(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
-            is_causal=is_causal, **more,
-        )  # fmt: skip
-    if causal:  # a cache may have room for later keys
-        key, value = key[:, :, :rows], value[:, :, :rows]
-    out = attention.scaled_dot_product_attention(
-        query, key, value, attention_mask, is_causal=causal, scale=scaling, enable_gqa=True
-    )
-    return out.transpose(1, 2).contiguous(), None
+        out = attention.by_kernels(
+            query, key, value, attention_mask, dropout, causal, scaling, enable_gqa=True
+        )
+    if out is not None:
+        return out.transpose(1, 2).contiguous(), None
+    return sdpa(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
+        is_causal=is_causal, **more,
+    )  # fmt: skip
 
 
 def models(model: nn.Module) -> Iterator[tuple[str, Any]]:
