@@ -83,6 +83,13 @@ void test_walks() {
         const int64_t alone = ceil_div(tiles, clusters) * blocks;
         expect(r.shared() ? longest(r) + kStorePartials < alone : longest(r) == alone,
                name() + "no gain");
+        // Where a tile is staged the last piece's own warps store it: it ends a tile.
+        for (uint32_t c = 0; tiles >= clusters && c < r.clusters; ++c) {
+          WorkTile p;
+          for (uint32_t step = 0; r.work_tile(c, step, p); ++step) {
+          }
+          expect(p.last == blocks, name() + "a cluster's last piece ends no tile");
+        }
         shared += r.shared() > 0;
       }
   expect(shared > 1000, "some tiles are cut");
