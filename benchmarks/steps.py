@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -126,21 +126,38 @@ def family_of(kernel: str) -> str:
     return REST
 
 
+def busy(spans: Iterable[tuple[float, float, str]]) -> dict[str, float]:
+    """Give how long each kernel had the GPU, of kernels' (begin, end, name).
+
+    An instant is that of the kernel that began first of those that run: a dependent launch begins
+    beside the kernel that it waits for. So the times add up to that in which any kernel ran.
+    """
+    times: dict[str, float] = {}
+    taken = float("-inf")
+    for begin, end, name in sorted(spans):
+        times[name] = times.get(name, 0.0) + max(end - max(begin, taken), 0.0)
+        taken = max(taken, end)
+    return times
+
+
 def families(job: Job, steps: int = 3) -> tuple[dict[str, float], dict[str, float]]:
-    """Give ms a step by family, and of the kernels that take longest."""
+    """Give ms a step by family, and of the kernels that take longest, as `busy` counts them."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(steps):
             job.step()
         torch.cuda.synchronize()
+    spans = [
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events()
+        if event.device_type != torch.autograd.DeviceType.CPU and not event.is_user_annotation
+    ]
     by_family: dict[str, float] = dict.fromkeys((*FAMILIES, REST), 0.0)
     kernels: dict[str, float] = {}
-    for event in profiler.key_averages():
-        if event.device_type == torch.autograd.DeviceType.CPU or event.self_device_time_total <= 0:
-            continue
-        ms = event.self_device_time_total / 1e3 / steps
-        by_family[family_of(event.key)] += ms
-        kernels[event.key[:160]] = ms
+    for name, us in busy(spans).items():
+        ms = us / 1e3 / steps
+        by_family[family_of(name)] += ms
+        kernels[name[:160]] = kernels.get(name[:160], 0.0) + ms
     longest = sorted(kernels.items(), key=lambda item: -item[1])[:16]
     return by_family, dict(longest)
 

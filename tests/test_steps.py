@@ -236,6 +236,16 @@ def test_families_of_kernels(kernel, family):
     assert steps.family_of(kernel) == family
 
 
+def test_an_instant_is_the_kernels_that_began_first():
+    """A dependent launch beside the one it waits for, one inside another, a gap, another stream."""
+    spans = [(12.0, 20.0, "product"), (0.0, 10.0, "decompose"), (9.0, 16.0, "recompute"),
+             (13.0, 14.0, "product"), (30.0, 31.0, "decompose")]  # fmt: skip
+    times = steps.busy(spans)
+    assert times == {"decompose": 11.0, "recompute": 6.0, "product": 4.0}
+    assert sum(times.values()) == 21.0  # of 0 to 20 and 30 to 31
+    assert steps.busy([]) == {}
+
+
 def made_up():
     """A record of a model that is made here, and of a library's."""
     model = {
