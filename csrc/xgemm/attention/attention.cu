@@ -77,6 +77,7 @@ void run_forward_of(const Attention& a, const Plan& p, const Context& context) {
                  .base2 = std::fabs(a.scale) * kLog2E,
                  .query_tiles = static_cast<int>(p.q.tiles()),
                  .key_tiles = static_cast<int>(p.k.tiles()),
+                 .whole_keys = static_cast<int>(whole_tiles_of(p.k.rows)),
                  .blocks = static_cast<int>(ceil_div(p.q.tiles(), kForwardGroups<kWidth>))};
   launch(a.bias.data ? attention_forward<kWidth, true> : attention_forward<kWidth, false>,
          {.grid = grid_of(a, job.blocks),
@@ -101,6 +102,8 @@ void run_backward_of(const Attention& a, const Plan& p, const Context& context) 
                   .base2 = std::fabs(a.scale) * kLog2E,
                   .query_tiles = static_cast<int>(p.q.tiles()),
                   .key_tiles = static_cast<int>(p.k.tiles()),
+                  .whole_queries = static_cast<int>(whole_tiles_of(p.q.rows)),
+                  .whole_keys = static_cast<int>(whole_tiles_of(p.k.rows)),
                   .blocks = static_cast<int>(ceil_div(tiles_of(a.keys), kKeysGroups<kWidth>))};
   const auto enqueue = [&](void (*kernel)(BackwardJob), size_t smem) {
     launch(kernel,

@@ -19,6 +19,7 @@ struct BackwardJob {
   Attention a;
   float base2;  // |scale| log2(e): Q has its sign
   int query_tiles, key_tiles;  // those that are seen
+  int whole_queries, whole_keys;  // those of them that are not short
   int blocks;  // of a head
 };
 
@@ -45,9 +46,9 @@ struct QueriesRing {
 };
 
 // += `undo` times A B; meanwhile() as in multiply_blocks.
-template <int kWidth, class Meanwhile>
+template <int kWidth, int kColumns, class Meanwhile>
 __device__ __forceinline__ void accumulate(float (&to)[blocks_of(kWidth)][kSums],
-                                           const Fragments& f, const TileSlot<kWidth>& b,
+                                           const Fragments<kColumns>& f, const TileSlot<kWidth>& b,
                                            const float (&undo)[2], const Meanwhile& meanwhile) {
   const auto add = [&](int block, const auto& part) {
 #pragma unroll
@@ -122,84 +123,92 @@ __global__ void __launch_bounds__(threads_for(kKeysGroups<kWidth>), 1)
   const float undo_v = job.undo_v[first_key + group];
   PipelineState<kBackwardBuffers> before = at;
   mbarrier_wait(&ring.barriers.first, 0);
+  const auto go_over = [&]<int kColumns>(int from, int to) {
 #pragma unroll 1
-  for (int t = mine; t < job.query_tiles; ++t) {
-    const float undo_q = job.undo_q[first_query + t];
-    const TileSlot<kWidth>& q = ring.slots[at.slot];
-    Sums s;
-    ring.barriers.wait(at);
-    multiply(s, ring.k[group], q);
-    at.advance();
-    const TileSlot<kWidth>& grad = ring.slots[at.slot];
-    const auto& stats = ring.stats[at.slot / 2];
-    [[maybe_unused]] Sums u;
-    ring.barriers.wait(at);
-    // Whether dP's products run while P is made: a bias takes the registers for it.
-    constexpr bool kBoth = kDk && !kBias;
-    if constexpr (kBoth) multiply(u, ring.v[group], grad);
-    at.advance();
-    wgmma_wait<kBoth ? 1 : 0>();
-    s.settle();
+    for (int t = from; t < to; ++t) {
+      constexpr int kCount = kColumns / 2;
+      const float undo_q = job.undo_q[first_query + t];
+      const TileSlot<kWidth>& q = ring.slots[at.slot];
+      SumsOf<kCount> s;
+      ring.barriers.wait(at);
+      multiply(s, ring.k[group], q);
+      at.advance();
+      const TileSlot<kWidth>& grad = ring.slots[at.slot];
+      const auto& stats = ring.stats[at.slot / 2];
+      [[maybe_unused]] SumsOf<kCount> u;
+      ring.barriers.wait(at);
+      // Whether dP's products run while P is made: a bias takes the registers for it.
+      constexpr bool kBoth = kDk && !kBias;
+      if constexpr (kBoth) multiply(u, ring.v[group], grad);
+      at.advance();
+      wgmma_wait<kBoth ? 1 : 0>();
+      s.settle();
 
-    // Rows are keys here, columns queries.
-    const int i = t * kTile;
-    float p[kSums], scale = base2 * undo_q;
+      // Rows are keys here, columns queries.
+      [[maybe_unused]] const int i = t * kTile;
+      float p[kCount], scale = base2 * undo_q;
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) p[e] = s.at(e);
-    if constexpr (kBias) {
-      const int row = i + place.column, column = j + place.row;
-      const View<const float> bias = a.bias.head(b, h);
-      add_bias(p, scale, bias.ptr(row, column), bias.cs, bias.rs, left_of(a.keys, column),
-               left_of(a.queries, row));
-      scale = 1.f;
-    }
-    scale = scale < 0x1p-100f ? 0x1p-100f : scale;
-    if (a.causal && t == tile) {
-#pragma unroll
-      for (int e = 0; e < kSums; ++e)
-        if (place.column + column_of(e) < place.row + 8 * half_of(e)) p[e] = -INFINITY;
-    }
-#pragma unroll
-    for (int e = 0; e < kSums; e += 4) {
-      float lse[2];
-      load2(lse, &stats[kLse2][place.column + column_of(e)]);
-#pragma unroll
-      for (int x = 0; x < 4; ++x) p[e + x] = exp2_approximate(fmaf(p[e + x], scale, -lse[x % 2]));
-    }
-    if constexpr (kDk && !kBoth) multiply(u, ring.v[group], grad);
-    if constexpr (kDk) wgmma_wait<0>(), u.settle();
-    [[maybe_unused]] float ds[kSums], undo_p[2], undo_ds[2];
-#pragma unroll
-    for (int e = 0; e < kSums; e += 4) {
-      float delta[2], undo_grad[2];
-      load2(undo_grad, &stats[kUndo][place.column + column_of(e)]);
-      if constexpr (kDk) load2(delta, &stats[kDelta][place.column + column_of(e)]);
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        if constexpr (kDk) {
-          const float dp = u.at(e + x) * undo_v;
-          ds[e + x] = p[e + x] * fmaf(dp, undo_grad[x % 2], -delta[x % 2]);
-        }
-        if constexpr (kDv) p[e + x] *= undo_grad[x % 2];
+      for (int e = 0; e < kCount; ++e) p[e] = s.at(e);
+      if constexpr (kBias) {
+        const int row = i + place.column, column = j + place.row;
+        const View<const float> bias = a.bias.head(b, h);
+        add_bias(p, scale, bias.ptr(row, column), bias.cs, bias.rs, left_of(a.keys, column),
+                 left_of(a.queries, row));
+        scale = 1.f;
       }
+      scale = scale < 0x1p-100f ? 0x1p-100f : scale;
+      if (a.causal && t == tile) {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e)
+          if (place.column + column_of(e) < place.row + 8 * half_of(e)) p[e] = -INFINITY;
+      }
+#pragma unroll
+      for (int e = 0; e < kCount; e += 4) {
+        float lse[2];
+        load2(lse, &stats[kLse2][place.column + column_of(e)]);
+#pragma unroll
+        for (int x = 0; x < 4; ++x) p[e + x] = exp2_approximate(fmaf(p[e + x], scale, -lse[x % 2]));
+      }
+      if constexpr (kDk && !kBoth) multiply(u, ring.v[group], grad);
+      if constexpr (kDk) wgmma_wait<0>(), u.settle();
+      [[maybe_unused]] float ds[kCount], undo_p[2], undo_ds[2];
+#pragma unroll
+      for (int e = 0; e < kCount; e += 4) {
+        [[maybe_unused]] float delta[2];
+        float undo_grad[2];
+        load2(undo_grad, &stats[kUndo][place.column + column_of(e)]);
+        if constexpr (kDk) load2(delta, &stats[kDelta][place.column + column_of(e)]);
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          if constexpr (kDk) {
+            const float dp = u.at(e + x) * undo_v;
+            ds[e + x] = p[e + x] * fmaf(dp, undo_grad[x % 2], -delta[x % 2]);
+          }
+          if constexpr (kDv) p[e + x] *= undo_grad[x % 2];
+        }
+      }
+      [[maybe_unused]] Fragments<kColumns> of_p, of_ds;
+      const auto split_ds = [&] {
+        split_rows(of_ds, ds, undo_ds);
+        undo_ds[0] *= undo_q, undo_ds[1] *= undo_q;
+      };
+      if constexpr (kDv) {
+        split_rows(of_p, p, undo_p);
+        accumulate(dv, of_p, grad, undo_p, [&] {
+          if constexpr (kDk) split_ds();
+        });
+      } else {
+        split_ds();
+      }
+      if constexpr (kDk) accumulate(dk, of_ds, q, undo_ds, [] {});
+      ring.barriers.give_back(before);
+      ring.barriers.give_back(before);
     }
-    [[maybe_unused]] Fragments of_p, of_ds;
-    const auto split_ds = [&] {
-      split_rows(of_ds, ds, undo_ds);
-      undo_ds[0] *= undo_q, undo_ds[1] *= undo_q;
-    };
-    if constexpr (kDv) {
-      split_rows(of_p, p, undo_p);
-      accumulate(dv, of_p, grad, undo_p, [&] {
-        if constexpr (kDk) split_ds();
-      });
-    } else {
-      split_ds();
-    }
-    if constexpr (kDk) accumulate(dk, of_ds, q, undo_ds, [] {});
-    ring.barriers.give_back(before);
-    ring.barriers.give_back(before);
-  }
+  };
+  const int whole = kShort<kWidth, kBias> ? job.whole_queries : job.query_tiles;
+  go_over.template operator()<kTile>(mine, whole);
+  if constexpr (kShort<kWidth, kBias>)
+    go_over.template operator()<kShortTile>(whole, job.query_tiles);
   store();
 }
 
@@ -229,8 +238,9 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
   }
   registers_for_math<kGroups>();
   const int tile = block.first + group;
-  const int64_t head = block.head, i = static_cast<int64_t>(tile) * kTile;
-  const int64_t b = head / a.heads, h = head % a.heads;
+  const int64_t head = block.head;
+  const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
+  const int i = tile * kTile;
   const int mine = tile < block.last ? tiles_seen(a, tile, job.key_tiles) : 0;
   if (!mine) return skip_pairs(ring, at, block.steps);
   const View<const float> bias = a.bias.head(b, h);
@@ -251,39 +261,46 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
   const float base2 = job.base2 * job.undo_q[block.first_query + group];
   PipelineState<kBackwardBuffers> before = at;
   mbarrier_wait(&ring.barriers.first, 0);
+  const auto go_over = [&]<int kColumns>(int from, int to) {
 #pragma unroll 1
-  for (int t = 0; t < mine; ++t) {
-    const float undo_k = job.undo_k[block.first_key + t], undo_v = job.undo_v[block.first_key + t];
-    constexpr bool kBoth = kGroups == 1 && !kBias;  // else they have not the registers
-    const TileSlot<kWidth>& k = ring.slots[at.slot];
-    Sums s, u;
-    ring.barriers.wait(at);
-    multiply(s, ring.q[group], k);
-    at.advance();
-    const TileSlot<kWidth>& v = ring.slots[at.slot];
-    ring.barriers.wait(at);
-    if constexpr (kBoth) multiply(u, ring.grad[group], v);
-    at.advance();
-    wgmma_wait<kBoth ? 1 : 0>();
-    s.settle();
-    float p[kSums], undo[2], scale = base2 * undo_k;
-    make_logits<kBias>(p, s, scale, bias, a, i, static_cast<int64_t>(t) * kTile);
+    for (int t = from; t < to; ++t) {
+      constexpr int kCount = kColumns / 2;
+      const float undo_k = job.undo_k[block.first_key + t],
+                  undo_v = job.undo_v[block.first_key + t];
+      constexpr bool kBoth = kGroups == 1 && !kBias;  // else they have not the registers
+      const TileSlot<kWidth>& k = ring.slots[at.slot];
+      SumsOf<kCount> s, u;
+      ring.barriers.wait(at);
+      multiply(s, ring.q[group], k);
+      at.advance();
+      const TileSlot<kWidth>& v = ring.slots[at.slot];
+      ring.barriers.wait(at);
+      if constexpr (kBoth) multiply(u, ring.grad[group], v);
+      at.advance();
+      wgmma_wait<kBoth ? 1 : 0>();
+      s.settle();
+      float p[kCount], undo[2], scale = base2 * undo_k;
+      make_logits<kBias>(p, s, scale, bias, a, i, t * kTile);
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) p[e] = exp2_approximate(fmaf(p[e], scale, -lse[half_of(e)]));
-    if constexpr (!kBoth) multiply(u, ring.grad[group], v);
-    wgmma_wait<0>();
-    u.settle();
+      for (int e = 0; e < kCount; ++e) p[e] = exp2_approximate(fmaf(p[e], scale, -lse[half_of(e)]));
+      if constexpr (!kBoth) multiply(u, ring.grad[group], v);
+      wgmma_wait<0>();
+      u.settle();
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) {
-      p[e] *= fmaf(u.at(e), undo_v * undo_grad[half_of(e)], -delta[half_of(e)]);
+      for (int e = 0; e < kCount; ++e) {
+        p[e] *= fmaf(u.at(e), undo_v * undo_grad[half_of(e)], -delta[half_of(e)]);
+      }
+      Fragments<kColumns> f;
+      split_rows(f, p, undo);
+      undo[0] *= undo_k, undo[1] *= undo_k;
+      accumulate(dq, f, k, undo, [] {});
+      ring.barriers.give_back(before);
+      ring.barriers.give_back(before);
     }
-    Fragments f;
-    split_rows(f, p, undo);
-    undo[0] *= undo_k, undo[1] *= undo_k;
-    accumulate(dq, f, k, undo, [] {});
-    ring.barriers.give_back(before);
-    ring.barriers.give_back(before);
-  }
+  };
+  const int whole = kShort<kWidth, kBias> && job.whole_keys < mine ? job.whole_keys : mine;
+  go_over.template operator()<kTile>(0, whole);
+  if constexpr (kShort<kWidth, kBias>) go_over.template operator()<kShortTile>(whole, mine);
   skip_pairs(ring, before, block.steps - mine);
   const float of_dq[2] = {a.scale, a.scale};
   store_rows<kWidth>(a.dq.head(b, h), i, a.queries, a.width, dq, of_dq);

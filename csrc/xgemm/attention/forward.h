@@ -16,6 +16,7 @@ struct ForwardJob {
   Attention a;
   float base2;  // |scale| log2(e): Q has its sign
   int query_tiles, key_tiles;
+  int whole_keys;  // tiles of keys that are not short
   int blocks;  // of a head
 };
 
@@ -24,6 +25,10 @@ struct ForwardJob {
 template <int kWidth>
 constexpr int kForwardGroups = kWidth <= kTile ? 3 : 2;
 constexpr int kForwardBuffers = 4;
+// Whether what goes over a short tile multiplies no more than it has: the others have not the
+// registers for it.
+template <int kWidth, bool kBias>
+constexpr bool kShort = kWidth <= kTile && !kBias;
 
 template <int kWidth>
 struct ForwardRing {
@@ -72,13 +77,13 @@ __device__ __forceinline__ void skip_pairs(Ring& ring, State& at, int pairs) {
 
 // A tile's logits from (i, j) on. Without a bias they are yet to be multiplied by `scale`, which is
 // not negative; with one they are made in base 2, and `scale` is 1 then.
-template <bool kBias>
-__device__ __forceinline__ void make_logits(float (&logits)[kSums], const Sums& s, float& scale,
-                                            const View<const float>& bias, const Attention& a,
-                                            int64_t i, int64_t j) {
+template <bool kBias, int kCount>
+__device__ __forceinline__ void make_logits(float (&logits)[kCount], const SumsOf<kCount>& s,
+                                            float& scale, const View<const float>& bias,
+                                            const Attention& a, int i, int j) {
   const Place place;
 #pragma unroll
-  for (int e = 0; e < kSums; ++e) logits[e] = s.at(e);
+  for (int e = 0; e < kCount; ++e) logits[e] = s.at(e);
   if constexpr (kBias) {
     const int64_t row = i + place.row, column = j + place.column;
     add_bias(logits, scale, bias.ptr(row, column), bias.rs, bias.cs, left_of(a.queries, row),
@@ -92,7 +97,7 @@ __device__ __forceinline__ void make_logits(float (&logits)[kSums], const Sums& 
     const int there = static_cast<int>(a.keys - j < kTile ? a.keys - j : kTile);
     const int behind = a.causal ? static_cast<int>(i - j) : kTile;
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) {
+    for (int e = 0; e < kCount; ++e) {
       const int column = place.column + column_of(e);
       if (column >= there || column > behind + place.row + 8 * half_of(e)) logits[e] = -INFINITY;
     }
@@ -122,8 +127,9 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
   }
   registers_for_math<kGroups>();
   const int tile = block.first + group;
-  const int64_t head = block.head, i = static_cast<int64_t>(tile) * kTile;
-  const int64_t b = head / a.heads, h = head % a.heads;
+  const int64_t head = block.head;
+  const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
+  const int i = tile * kTile;
   const int mine = tile < block.last ? tiles_seen(a, tile, job.key_tiles) : 0;
   if (!mine) return skip_pairs(ring, at, block.steps);
   const View<const float> bias = a.bias.head(b, h);
@@ -134,53 +140,60 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) out[n][e] = 0.f;
   mbarrier_wait(&ring.barriers.first, 0);
+  const auto go_over = [&]<int kColumns>(int from, int to) {
 #pragma unroll 1
-  for (int t = 0; t < mine; ++t) {
-    const float undo_k = job.undo_k[block.first_key + t], undo_v = job.undo_v[block.first_key + t];
-    Sums s;
-    ring.barriers.wait(at);
-    multiply(s, ring.q[group], ring.slots[at.slot]);
-    wgmma_wait<0>();
-    s.settle();
-    ring.barriers.give_back(at);
-    float p[kSums], before[2], scale = base2 * undo_k;
-    make_logits<kBias>(p, s, scale, bias, a, i, static_cast<int64_t>(t) * kTile);
-    float shift[2];
+    for (int t = from; t < to; ++t) {
+      constexpr int kCount = kColumns / 2;
+      const float undo_k = job.undo_k[block.first_key + t],
+                  undo_v = job.undo_v[block.first_key + t];
+      SumsOf<kCount> s;
+      ring.barriers.wait(at);
+      multiply(s, ring.q[group], ring.slots[at.slot]);
+      wgmma_wait<0>();
+      s.settle();
+      ring.barriers.give_back(at);
+      float p[kCount], before[2], scale = base2 * undo_k;
+      make_logits<kBias>(p, s, scale, bias, a, i, t * kTile);
+      float shift[2];
 #pragma unroll
-    for (int x = 0; x < 2; ++x) {
-      float largest = -INFINITY;
+      for (int x = 0; x < 2; ++x) {
+        float largest = -INFINITY;
 #pragma unroll
-      for (int e = 0; e < kSums; ++e)
-        if (half_of(e) == x) largest = fmaxf(largest, p[e]);
-      largest = fmaxf(most[x], largest_of_row(largest) * scale);
-      // Of a row that has seen no key yet, 2^(-inf - 0) = 0 and not NaN.
-      shift[x] = largest == -INFINITY ? 0.f : largest - 15.f;
-      before[x] = exp2_approximate(most[x] - 15.f - shift[x]);
-      most[x] = largest;
-      sum[x] *= before[x];
+        for (int e = 0; e < kCount; ++e)
+          if (half_of(e) == x) largest = fmaxf(largest, p[e]);
+        largest = fmaxf(most[x], largest_of_row(largest) * scale);
+        // Of a row that has seen no key yet, 2^(-inf - 0) = 0 and not NaN.
+        shift[x] = largest == -INFINITY ? 0.f : largest - 15.f;
+        before[x] = exp2_approximate(most[x] - 15.f - shift[x]);
+        most[x] = largest;
+        sum[x] *= before[x];
+      }
+      // fma's product is exact, the largest one's is rounded: of large logits they are apart.
+      if (fmaxf(fabsf(shift[0]), fabsf(shift[1])) > kLargeLogit) [[unlikely]] {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) p[e] *= scale;
+        scale = 1.f;
+      }
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        p[e] = exp2_approximate(fmaf(p[e], scale, -shift[half_of(e)]));
+        sum[half_of(e)] += p[e];
+      }
+      Fragments<kColumns> f;
+      f.split(p);
+      ring.barriers.wait(at);
+      const auto add = [&](int n, const auto& part) {
+#pragma unroll
+        for (int e = 0; e < part.kCount; ++e)
+          out[n][e] = fmaf(out[n][e], before[half_of(e)], part.at(e) * undo_v);
+      };
+      multiply_blocks(f, ring.slots[at.slot], add, [] {});
+      ring.barriers.give_back(at);
     }
-    // fma's product is exact, the largest one's is rounded: of large logits they are apart.
-    if (fmaxf(fabsf(shift[0]), fabsf(shift[1])) > kLargeLogit) [[unlikely]] {
-#pragma unroll
-      for (int e = 0; e < kSums; ++e) p[e] *= scale;
-      scale = 1.f;
-    }
-#pragma unroll
-    for (int e = 0; e < kSums; ++e) {
-      p[e] = exp2_approximate(fmaf(p[e], scale, -shift[half_of(e)]));
-      sum[half_of(e)] += p[e];
-    }
-    Fragments f;
-    f.split(p);
-    ring.barriers.wait(at);
-    const auto add = [&](int n, const auto& part) {
-#pragma unroll
-      for (int e = 0; e < part.kCount; ++e)
-        out[n][e] = fmaf(out[n][e], before[half_of(e)], part.at(e) * undo_v);
-    };
-    multiply_blocks(f, ring.slots[at.slot], add, [] {});
-    ring.barriers.give_back(at);
-  }
+  };
+  const int whole = kShort<kWidth, kBias> && job.whole_keys < mine ? job.whole_keys : mine;
+  go_over.template operator()<kTile>(0, whole);
+  if constexpr (kShort<kWidth, kBias>) go_over.template operator()<kShortTile>(whole, mine);
   skip_pairs(ring, at, block.steps - mine);
 
   float scales[2];

@@ -88,11 +88,10 @@ struct SumsOf {
   }
   __device__ __forceinline__ void settle() { wgmma_settled(hi), wgmma_settled(corr); }
 };
-using Sums = SumsOf<kSums>;
 
-// = A B^T, in one group of wgmmas.
-template <int kWidth>
-__device__ __forceinline__ void multiply(Sums& sums, const TileSlot<kWidth>& a,
+// = A B^T, of the first 2 kCount rows of B, in one group of wgmmas.
+template <int kWidth, int kCount>
+__device__ __forceinline__ void multiply(SumsOf<kCount>& sums, const TileSlot<kWidth>& a,
                                          const TileSlot<kWidth>& b) {
   constexpr uint64_t kLimb = kTileBytes >> 4;
   const uint64_t at_a = wgmma_descriptor<128>(&a), at_b = wgmma_descriptor<128>(&b);
@@ -111,13 +110,15 @@ __device__ __forceinline__ void multiply(Sums& sums, const TileSlot<kWidth>& a,
   wgmma_commit();
 }
 
-// A left operand in registers: limbs of 64 x 64.
+// A left operand in registers: limbs of 64 rows by kColumns.
+template <int kColumns>
 struct Fragments {
-  uint32_t hi[kTile / 16][4], lo[kTile / 16][4];
+  static constexpr int kSteps = kColumns / 16;
+  uint32_t hi[kSteps][4], lo[kSteps][4];
   // Of elements that are less than 2^16.
-  __device__ __forceinline__ void split(const float (&x)[kSums]) {
+  __device__ __forceinline__ void split(const float (&x)[kColumns / 2]) {
 #pragma unroll
-    for (int e = 0; e < kSums; e += 2)
+    for (int e = 0; e < kColumns / 2; e += 2)
       split2(x[e], x[e + 1], hi[e / 8][e / 2 % 4], lo[e / 8][e / 2 % 4]);
   }
 };
@@ -133,31 +134,34 @@ __device__ __forceinline__ float sum_of_row(float x) {
 }
 
 // Rows of any size: each is multiplied by a power of two, which undo[half] takes back.
-__device__ __forceinline__ void split_rows(Fragments& to, float (&x)[kSums], float (&undo)[2]) {
+template <int kColumns, int kCount>
+__device__ __forceinline__ void split_rows(Fragments<kColumns>& to, float (&x)[kCount],
+                                           float (&undo)[2]) {
   float largest[2] = {0.f, 0.f}, scale[2];
 #pragma unroll
-  for (int e = 0; e < kSums; ++e) largest[half_of(e)] = fmaxf(largest[half_of(e)], fabsf(x[e]));
+  for (int e = 0; e < kCount; ++e) largest[half_of(e)] = fmaxf(largest[half_of(e)], fabsf(x[e]));
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int n = exponent_for(float_to_bits(largest_of_row(largest[h])));
     scale[h] = power_of_2(n), undo[h] = power_of_2(-n);
   }
 #pragma unroll
-  for (int e = 0; e < kSums; ++e) x[e] *= scale[half_of(e)];
+  for (int e = 0; e < kCount; ++e) x[e] *= scale[half_of(e)];
   to.split(x);
 }
 
-// = A B, of one block of B's columns, in one group of wgmmas.
-template <int kCount>
-__device__ __forceinline__ void multiply(SumsOf<kCount>& sums, const Fragments& a,
+// = A B, of one block of B's columns and as many of its rows as A has columns, in one group of
+// wgmmas.
+template <int kCount, int kColumns>
+__device__ __forceinline__ void multiply(SumsOf<kCount>& sums, const Fragments<kColumns>& a,
                                          const char (&b)[2][kTileBytes]) {
   const uint64_t hi = wgmma_descriptor<128>(b[0]), lo = wgmma_descriptor<128>(b[1]);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kTile / 16; ++k)
+  for (int k = 0; k < a.kSteps; ++k)
     wgmma_mn_major<Half::fp16>(sums.hi, a.hi[k], hi + k * kDescriptorRows16, k > 0);
 #pragma unroll
-  for (int k = 0; k < kTile / 16; ++k) {
+  for (int k = 0; k < a.kSteps; ++k) {
     wgmma_mn_major<Half::fp16>(sums.corr, a.lo[k], hi + k * kDescriptorRows16, k > 0);
     wgmma_mn_major<Half::fp16>(sums.corr, a.hi[k], lo + k * kDescriptorRows16, true);
   }
@@ -166,9 +170,10 @@ __device__ __forceinline__ void multiply(SumsOf<kCount>& sums, const Fragments& 
 
 // `add(block, part)` of each block of A B's columns. meanwhile() is called when the first one's
 // products have begun.
-template <int kWidth, class Add, class Meanwhile>
-__device__ __forceinline__ void multiply_blocks(const Fragments& a, const TileSlot<kWidth>& b,
-                                                const Add& add, const Meanwhile& meanwhile) {
+template <int kWidth, int kColumns, class Add, class Meanwhile>
+__device__ __forceinline__ void multiply_blocks(const Fragments<kColumns>& a,
+                                                const TileSlot<kWidth>& b, const Add& add,
+                                                const Meanwhile& meanwhile) {
   using Slot = TileSlot<kWidth>;
   const auto block = [&](auto number) {
     SumsOf<Slot::columns(number()) / 2> part;
@@ -189,10 +194,11 @@ __device__ __forceinline__ int left_of(int64_t all, int64_t first) {
 
 // + the bias in base 2 where it is inside `rows` and `columns`; `at` is the thread's first element
 // of it, `down` and `right` its strides.
-__device__ __forceinline__ void add_bias(float (&logits)[kSums], float scale, const float* at,
+template <int kCount>
+__device__ __forceinline__ void add_bias(float (&logits)[kCount], float scale, const float* at,
                                          int64_t down, int64_t right, int rows, int columns) {
 #pragma unroll
-  for (int e = 0; e < kSums; e += 4, at += 8 * right) {
+  for (int e = 0; e < kCount; e += 4, at += 8 * right) {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       const bool inside = 8 * half_of(x) < rows && column_of(e) + x % 2 < columns;

@@ -27,6 +27,11 @@ constexpr int kTileBytes = kTile * kTile * 2;  // of one limb of a block
 constexpr int blocks_of(int width) { return (width + kTile - 1) / kTile; }
 // Of a head's rows.
 XGEMM_HD int64_t tiles_of(int64_t rows) { return ceil_div(rows, kTile); }
+// The last tile is short where it has at most so many rows, as of an image's patches and a class
+// token (197 = 3 x 64 + 5): what goes over it multiplies no more of them.
+constexpr int kShortTile = 16;
+// Tiles that are not short.
+XGEMM_HD int64_t whole_tiles_of(int64_t rows) { return (rows + kTile - 1 - kShortTile) / kTile; }
 
 // An operand's limbs.
 struct Tiles {

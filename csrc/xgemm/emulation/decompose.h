@@ -19,6 +19,9 @@ struct DecomposeShape {
   int threads, items, strip, cluster;
 };
 
+// So many columns of B fill the GPU with strips of few blocks each.
+constexpr int64_t kManyColumns = 3072;
+
 // Blocks on an SM that leave a thread the registers for all loads it has under way.
 constexpr int decompose_blocks(int strip, int items) {
   if (strip == kStrip) return items > 2 ? kDeepBlocks : kStripBlocks;
@@ -65,30 +68,35 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
   };
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
   // Strips that are not deep: so few rows that blocks are enough. Others: of rows that are whole
-  // lines; of 48 of them on, two blocks a strip are enough. Measured on an H200, 2026-11-23, and
-  // an H100, 2026-11-26.
+  // lines, partitioned by N and K alone, since what a row's scale is guessed of rests on that, and
+  // a B that is kept has the bits of one that is not. Measured on an H200, 2026-11-28.
   const auto take_rows = [&] {
     if (g.k <= 512) return take.template operator()<32, 2, 0, 1>();
-    if (g.k <= 1024) return take.template operator()<64, 2, 0, 1>();
+    if (g.k <= 1024) return take.template operator()<32, 4, 0, 1>();
     if (g.k <= 2048) return take.template operator()<64, 4, 0, 1>();
     if (g.k <= 4096) return take.template operator()<128, 4, 0, 1>();
     take.template operator()<kDecomposeThreads, 4, 0, 1>();
   };
-  const int64_t strips =
-      (a_along_k ? 0 : ceil_div(plan.a.rows, kStrip) * plan.a.matrices) +
-      (b_along_k ? 0 : ceil_div(plan.b.rows, kStrip) * (plan.invariant ? 1 : plan.b.matrices));
+  const bool strips_alone = !a_along_k && !b_along_k;
+  const auto take_deep = [&]<int kBlocks>() {
+    if (strips_alone) return take.template operator()<kDecomposeThreads, 2, kStrip, kBlocks>();
+    if (g.k <= 2048) return take.template operator()<64, 4, kStrip, kBlocks>();
+    take.template operator()<128, 4, kStrip, kBlocks>();
+  };
   const auto take_strips = [&] {
     if (g.k <= 512) return take.template operator()<32, 2, 16, 1>();
     if (g.k <= kWholeK) {
-      return 2 * strips > context.device.sm_count ? take.template operator()<64, 2, 16, 1>()
-                                                  : take.template operator()<64, 2, 8, 1>();
+      const int64_t strips =
+          (a_along_k ? 0 : ceil_div(plan.a.rows, kStrip) * plan.a.matrices) +
+          (b_along_k ? 0 : ceil_div(plan.b.rows, kStrip) * (plan.invariant ? 1 : plan.b.matrices));
+      return 2 * strips > context.device.sm_count ? take.template operator()<32, 4, 16, 1>()
+                                                  : take.template operator()<32, 4, 8, 1>();
     }
-    if constexpr (kCluster > 2) {
-      if (g.k <= 4096 && strips >= 48)
-        return take.template operator()<kDecomposeThreads, 2, kStrip, 2>();
-    }
-    if (g.k <= 4096) return take.template operator()<kDecomposeThreads, 2, kStrip, kCluster>();
-    take.template operator()<kDecomposeThreads, 4, kStrip, kCluster>();
+    if (g.k > 4096 && strips_alone)
+      return take.template operator()<kDecomposeThreads, 2, kStrip, kCluster>();
+    if (g.k > 4096) return take.template operator()<kDecomposeThreads, 4, kStrip, kCluster>();
+    if (g.n >= kManyColumns) return take_deep.template operator()<std::min(kCluster, 2)>();
+    take_deep.template operator()<std::min(kCluster, 4)>();
   };
   if (a_along_k && b_along_k) take_rows();
   else take_strips();
