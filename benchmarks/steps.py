@@ -140,7 +140,7 @@ def busy(spans: Iterable[tuple[float, float, str]]) -> dict[str, float]:
     return times
 
 
-def families(job: Job, steps: int = 3) -> tuple[dict[str, float], dict[str, float]]:
+def families(job: Job, steps: int = 8) -> tuple[dict[str, float], dict[str, float]]:
     """Give ms a step by family, and of the kernels that take longest, as `busy` counts them."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:

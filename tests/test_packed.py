@@ -120,6 +120,20 @@ def same_values(limbs: Tensor, weight: Tensor) -> bool:
     )
 
 
+@pytest.mark.gpu
+@on_every_packing_stage
+@pytest.mark.parametrize("k", [1100, 3000, 4200])
+@pytest.mark.parametrize("m", [64, 9000])
+@pytest.mark.parametrize("trans_a", [False, True])
+def test_the_bits_whatever_m_is_and_however_a_lies(stage, k, m, trans_a):
+    """A deep B that does not lie along k: its scales are guessed, and of the same elements."""
+    a = problems.normal(k, m, device="cuda").T if trans_a else problems.normal(m, k, device="cuda")
+    b = problems.normal(k, 96, device="cuda") ** 5  # the largest are few
+    packed = kept(b, stage, trans_b=False)
+    got = xgemm_torch.sgemm(a, packed, kernel=stage)
+    assert same_bits(got, xgemm_torch.sgemm(a, b, kernel=stage))
+
+
 @on_every_device
 @on_every_packing_stage
 def test_the_parts_are_what_is_multiplied(stage, device):

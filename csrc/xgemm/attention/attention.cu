@@ -104,11 +104,11 @@ void run_backward_of(const Attention& a, const Plan& p, const Context& context) 
                   .key_tiles = static_cast<int>(p.k.tiles()),
                   .whole_queries = static_cast<int>(whole_tiles_of(p.q.rows)),
                   .whole_keys = static_cast<int>(whole_tiles_of(p.k.rows)),
-                  .blocks = static_cast<int>(ceil_div(tiles_of(a.keys), kKeysGroups<kWidth>))};
+                  .blocks = static_cast<int>(tiles_of(a.keys))};
   const auto enqueue = [&](void (*kernel)(BackwardJob), size_t smem) {
     launch(kernel,
            {.grid = grid_of(a, job.blocks),
-            .block = dim3(threads_for(kKeysGroups<kWidth>)),
+            .block = dim3(threads_for(1)),
             .smem = smem,
             .dependent = may_depend(context.device)},
            context, job);

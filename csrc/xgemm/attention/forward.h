@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
   const QueriesBlock<kGroups> block(job);
   PipelineState<kForwardBuffers> at;
   if (group == kGroups) {  // producer
-    registers_for_fetching<kGroups>();
+    registers_for_fetching<kGroups, 1>();
     if (threadIdx.x % kGroup > 0) return;
     mbarrier_expect(&ring.barriers.first, (block.last - block.first) * TileSlot<kWidth>::kBytes);
     for (int g = 0; g < block.last - block.first; ++g)
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
     block.fetch_keys(ring, job, at);
     return;
   }
-  registers_for_math<kGroups>();
+  registers_for_math<kGroups, 1>();
   const int tile = block.first + group;
   const int64_t head = block.head;
   const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);

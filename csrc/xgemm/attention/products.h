@@ -20,21 +20,23 @@ inline namespace XGEMM_FLAVOUR {
 
 constexpr int kGroup = 128;  // threads of a warpgroup
 
-// One warpgroup more than multiply: a thread of it fetches, and where they are several it leaves
-// the others its registers.
+// One warpgroup more than multiply: a thread of it fetches, and it leaves the others its registers,
+// but where they have as many as there can be.
 constexpr int threads_for(int groups) { return (groups + 1) * kGroup; }
-constexpr int math_registers(int groups) { return groups == 2 ? 240 : 160; }
 constexpr int kFetchRegisters = 24;
-template <int kGroups>
-__device__ __forceinline__ void registers_for_math() {
-  constexpr int kEach = math_registers(kGroups);
-  static_assert(kGroups == 1 ||
-                registers_suffice(1, kGroups * kGroup, kEach, kGroup, kFetchRegisters));
-  if constexpr (kGroups > 1) registers_up<kEach>();
+constexpr int math_registers(int groups, int blocks) {
+  const int launched = 65536 / blocks / threads_for(groups) / 8 * 8;
+  return (launched * (groups + 1) - kFetchRegisters) / groups / 8 * 8;
 }
-template <int kGroups>
+template <int kGroups, int kBlocks>
+__device__ __forceinline__ void registers_for_math() {
+  constexpr int kEach = math_registers(kGroups, kBlocks);
+  static_assert(registers_suffice(kBlocks, kGroups * kGroup, kEach, kGroup, kFetchRegisters));
+  if constexpr (kGroups * kBlocks > 1) registers_up<kEach>();
+}
+template <int kGroups, int kBlocks>
 __device__ __forceinline__ void registers_for_fetching() {
-  if constexpr (kGroups > 1) registers_down<kFetchRegisters>();
+  if constexpr (kGroups * kBlocks > 1) registers_down<kFetchRegisters>();
 }
 
 // A tile in shared memory: [block of columns][limb][row][64], swizzled. kWidth columns are

@@ -19,9 +19,6 @@ struct DecomposeShape {
   int threads, items, strip, cluster;
 };
 
-// So many columns of B fill the GPU with strips of few blocks each.
-constexpr int64_t kManyColumns = 3072;
-
 // Blocks on an SM that leave a thread the registers for all loads it has under way.
 constexpr int decompose_blocks(int strip, int items) {
   if (strip == kStrip) return items > 2 ? kDeepBlocks : kStripBlocks;
@@ -68,8 +65,9 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
   };
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
   // Strips that are not deep: so few rows that blocks are enough. Others: of rows that are whole
-  // lines, partitioned by N and K alone, since what a row's scale is guessed of rests on that, and
-  // a B that is kept has the bits of one that is not. Measured on an H200, 2026-11-28.
+  // lines, of as many blocks as N and K say, whatever M is: a row's scale is guessed of what they
+  // begin with, and a B that is kept has the bits of one that is not. Measured on an H200,
+  // 2026-11-28.
   const auto take_rows = [&] {
     if (g.k <= 512) return take.template operator()<32, 2, 0, 1>();
     if (g.k <= 1024) return take.template operator()<32, 4, 0, 1>();
@@ -77,11 +75,9 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
     if (g.k <= 4096) return take.template operator()<128, 4, 0, 1>();
     take.template operator()<kDecomposeThreads, 4, 0, 1>();
   };
-  const bool strips_alone = !a_along_k && !b_along_k;
-  const auto take_deep = [&]<int kBlocks>() {
-    if (strips_alone) return take.template operator()<kDecomposeThreads, 2, kStrip, kBlocks>();
-    if (g.k <= 2048) return take.template operator()<64, 4, kStrip, kBlocks>();
-    take.template operator()<128, 4, kStrip, kBlocks>();
+  const auto take_deep = [&]<int kBlocks, int kThreads>() {
+    if (a_along_k || b_along_k) take.template operator()<kThreads, 4, kStrip, kBlocks>();
+    else take.template operator()<kDecomposeThreads, 2, kStrip, kBlocks>();
   };
   const auto take_strips = [&] {
     if (g.k <= 512) return take.template operator()<32, 2, 16, 1>();
@@ -92,11 +88,14 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
       return 2 * strips > context.device.sm_count ? take.template operator()<32, 4, 16, 1>()
                                                   : take.template operator()<32, 4, 8, 1>();
     }
-    if (g.k > 4096 && strips_alone)
-      return take.template operator()<kDecomposeThreads, 2, kStrip, kCluster>();
-    if (g.k > 4096) return take.template operator()<kDecomposeThreads, 4, kStrip, kCluster>();
-    if (g.n >= kManyColumns) return take_deep.template operator()<std::min(kCluster, 2)>();
-    take_deep.template operator()<std::min(kCluster, 4)>();
+    constexpr int kTwo = std::min(kCluster, 2), kFour = std::min(kCluster, 4);
+    if (g.k <= 2048)
+      return g.n < 2048 ? take_deep.template operator()<kFour, 64>()
+                        : take_deep.template operator()<kTwo, 64>();
+    if (g.k <= 4096)
+      return g.n < 1536 ? take_deep.template operator()<kCluster, 128>()
+                        : take_deep.template operator()<kTwo, 128>();
+    take_deep.template operator()<kCluster, kDecomposeThreads>();
   };
   if (a_along_k && b_along_k) take_rows();
   else take_strips();
