@@ -1,6 +1,6 @@
-"""Models of transformers whose products are not all ``nn.Linear``'s, for steps.py to time.
+"""Models of transformers, for steps.py to time: some have products that are no ``nn.Linear``'s.
 
-Mixtral keeps the matrices of a layer's experts in one Parameter, which ``_grouped_mm`` multiplies
+GPT-2 and Llama are such as convert(attention=True) reaches whole. Mixtral keeps the matrices of a layer's experts in one Parameter, which ``_grouped_mm`` multiplies
 (transformers 5; in 4.5x each expert has Linear layers of its own), and Falcon's layers are
 ``FalconLinear``, a class of its own. So their third way is ``convert(types=)`` inside ``patch()``.
 The sizes are small ones of the families; weights are random, and nothing is downloaded.
@@ -49,6 +49,32 @@ def falcon(s: Sizes) -> nn.Module:
     )  # fmt: skip
 
 
+def gpt2(s: Sizes) -> nn.Module:
+    """GPT-2 without dropout, whose layers are transformers' ``Conv1D``."""
+    import transformers
+
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=s.classes, n_embd=s.width, n_inner=s.inner, n_layer=s.layers,
+            n_head=s.heads, n_positions=s.length, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def llama(s: Sizes) -> nn.Module:
+    """Llama with a head of keys and values for each four of queries."""
+    import transformers
+
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=s.classes, hidden_size=s.width, intermediate_size=s.inner,
+            num_hidden_layers=s.layers, num_attention_heads=s.heads,
+            num_key_value_heads=s.heads // 4, max_position_embeddings=s.length, use_cache=False,
+        )
+    )  # fmt: skip
+
+
 def next_token(model: Any, batch: Batch) -> Tensor:
     """Mean cross entropy of each position's next token."""
     logits = model(input_ids=batch[0]).logits
@@ -85,6 +111,13 @@ MODELS = {
                  Sizes(4, 1024, 8, 2048, 8192, 16, 32000), Sizes(2, 8, 2, 32, 64, 4, 61),
                  falcon, tokens, next_token, PACKAGE,
                  "transformers.models.falcon.modeling_falcon.FalconLinear"),
+        Workload("gpt2-hf", "GPT-2 124M, 8 x 1024 tokens",
+                 Sizes(8, 1024, 12, 768, 3072, 12, 50257), Sizes(2, 8, 2, 32, 64, 4, 61),
+                 gpt2, tokens, next_token, PACKAGE, attention=True),
+        Workload("llama-gqa", "Llama 0.3B (16 layers of 1024, 16 heads of 4 of keys), "
+                 "4 x 2048 tokens",
+                 Sizes(4, 2048, 16, 1024, 2816, 16, 32000), Sizes(2, 8, 2, 32, 64, 4, 61),
+                 llama, tokens, next_token, PACKAGE, attention=True),
     )
 }  # fmt: skip
 """By name."""

@@ -4,6 +4,7 @@
     python benchmarks/steps.py --show steps.json              # anywhere
     python benchmarks/steps.py --json some.json --models gpt2 vit --compile
     python benchmarks/steps.py --json moe.json --models falcon mixtral     # of transformers
+    python benchmarks/steps.py --json attention.json --models gpt2-hf llama-gqa
 
 Of each model: the median step in ms, ways in turns (events on the GPU; forward, backward, AdamW
 fused), peak memory of a step, where the time of a converted step goes by families of kernels, and
@@ -12,8 +13,9 @@ fourth way, "patched": converted, and inside ``patch()``, which makes attention,
 time that the products' FLOP take at `RATE`: what a step's products would take if they were nothing
 but the main loop. `reach` is the share of a step's FLOP, attention's included, that xgemm makes.
 
-Models of from_transformers.py are not among those that are measured unless they are named. Their
-third way, "converted", is ``convert`` inside ``patch()``.
+Models of from_transformers.py are not among those that are measured unless they are named. The
+third way, "converted", of Mixtral and Falcon is ``convert`` inside ``patch()``; the others have a
+fifth, "attention", ``convert(attention=True)`` without a patch.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ MODELS = WORKLOADS | from_transformers.MODELS
 WAYS = ("stock", "tf32", "converted")
 """Of every model; `ways_of` has a fourth for those that `Workload.patched` says."""
 PATCHED = "patched"
+ATTENTION = "attention"
 WARM_UP, ROUNDS, LOSSES = 3, 7, 20
 # A kernel belongs to the first family of which its name has a word.
 FAMILIES = {
@@ -67,7 +70,8 @@ REST = "rest"
 
 def ways_of(workload: Workload) -> tuple[str, ...]:
     """Name a model's ways."""
-    return (*WAYS, PATCHED) if workload.patched else WAYS
+    more = [(PATCHED, workload.patched), (ATTENTION, workload.attention)]
+    return (*WAYS, *(way for way, has in more if has))
 
 
 class Job:
@@ -81,10 +85,10 @@ class Job:
         with torch.device(device if workload.package else "cpu"):
             self.model = workload.make(workload.sizes).to(device)
         self.patch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if way in ("converted", PATCHED):
+        if way in ("converted", PATCHED, ATTENTION):
             types = reach.named(workload.types) if workload.types else ()
-            xgemm_torch.convert(self.model, types=types)
-            if workload.package or way == PATCHED:
+            xgemm_torch.convert(self.model, types=types, attention=way == ATTENTION)
+            if way == PATCHED or (workload.package and not workload.attention):
                 self.patch = xgemm_torch.patch()
         fused = device == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)

@@ -39,7 +39,9 @@ class Workload:
     ``package`` is the library that has the model, if it is not made here: not all of its products
     are layers' that ``convert`` knows, so that it is converted and inside ``patch()``. ``types`` is
     the place of a class that ``convert(types=)`` is told of. ``traced`` is the same loss as
-    ``torch.compile`` takes it, where that is another program.
+    ``torch.compile`` takes it, where that is another program. ``attention`` says that the library
+    looks its attention up by a name, which ``convert(attention=True)`` puts ours by: then "converted"
+    is without a patch, and steps.py has a way for either.
     """
 
     name: str
@@ -52,12 +54,13 @@ class Workload:
     package: str = ""
     types: str = ""
     traced: Callable[[nn.Module, Batch], Tensor] | None = None
+    attention: bool = False
 
     @property
     def patched(self) -> bool:
-        """Whether it has attention, which only ``patch()`` reaches, and converted layers are not
-        inside a patch as it is: steps.py takes both ways."""
-        return self.sizes.heads > 0 and not self.package
+        """Whether it has attention, and converted layers are not inside a patch as it is: steps.py
+        takes both ways."""
+        return self.sizes.heads > 0 and (self.attention or not self.package)
 
     def small(self) -> Workload:
         """Give the same layers in small sizes."""
