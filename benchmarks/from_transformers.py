@@ -1,9 +1,10 @@
-"""Models of transformers, for steps.py to time: some have products that are no ``nn.Linear``'s.
+"""Models of transformers, for steps.py to time.
 
-GPT-2 and Llama are such as convert(attention=True) reaches whole. Mixtral keeps the matrices of a layer's experts in one Parameter, which ``_grouped_mm`` multiplies
-(transformers 5; in 4.5x each expert has Linear layers of its own), and Falcon's layers are
-``FalconLinear``, a class of its own. So their third way is ``convert(types=)`` inside ``patch()``.
-The sizes are small ones of the families; weights are random, and nothing is downloaded.
+``convert(attention=True)`` reaches all products of GPT-2 and Llama. Mixtral keeps the matrices of a
+layer's experts in one Parameter, which ``_grouped_mm`` multiplies (transformers 5; in 4.5x each
+expert has Linear layers of its own), and Falcon's layers are ``FalconLinear``, a class of its own:
+both are converted, ``convert(types=)``, inside ``patch()``. The sizes are small ones of the
+families; weights are random, and nothing is downloaded.
 """
 
 from __future__ import annotations

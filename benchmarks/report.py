@@ -582,13 +582,16 @@ FAMILIES = {
     "products of limbs": 2, "decompositions": 1, "recomputed": 5, "attention": 3,
     "stock products": 0, "strict products": 7, "rest": 4,
 }  # fmt: skip
-OF_WAY = {"stock": 4, "tf32": 1, "converted": 2, "patched": 3}
+OF_WAY = {"stock": 4, "tf32": 1, "converted": 2, "patched": 3, "attention": 5}
 OF_PASS = {"forward": 2, "backward": 1}
 
 
 def steps(found: Sequence[Record]) -> str:
-    """Training steps of models by stock, TF32 and converted layers, and those inside a patch."""
-    labels = {**WAYS, "patched": "converted inside patch()"}
+    """Training steps of models by stock, TF32 and converted layers, those inside a patch, and those
+    whose attention is ours by its name."""
+    labels = {
+        **WAYS, "patched": "converted inside patch()", "attention": "convert(attention=True)"
+    }  # fmt: skip
     drawn, rows = [], []
     for record in of(found, "steps"):
         models, compiled = record.content["models"], record.content.get("compiled", False)
@@ -603,7 +606,8 @@ def steps(found: Sequence[Record]) -> str:
                 f"{ms['stock'] / ms['tf32']:.2f}x",
                 f"{ms['stock'] / ms['patched']:.2f}x" if "patched" in ms else "-",
                 reach_page.of_step(m), reach_page.of_step(m, "patched"),
-                "convert and patch()" if "library" in m else "convert", m["need_ms"] or None,
+                "convert and patch()" if "library" in m and "patched" not in ms else "convert",
+                m["need_ms"] or None,
                 *(families.get(f, 0.0) for f in FAMILIES), inside.get("attention"),
                 round(peak["converted"] / peak["stock"], 3), off["converted"], off["tf32"],
                 off.get("patched"),

@@ -4,7 +4,7 @@
     python benchmarks/steps.py --show steps.json              # anywhere
     python benchmarks/steps.py --json some.json --models gpt2 vit --compile
     python benchmarks/steps.py --json moe.json --models falcon mixtral     # of transformers
-    python benchmarks/steps.py --json attention.json --models gpt2-hf llama-gqa
+    python benchmarks/steps.py --json hf.json --models gpt2-hf llama-gqa
 
 Of each model: the median step in ms, ways in turns (events on the GPU; forward, backward, AdamW
 fused), peak memory of a step, where the time of a converted step goes by families of kernels, and

@@ -40,8 +40,8 @@ class Workload:
     are layers' that ``convert`` knows, so that it is converted and inside ``patch()``. ``types`` is
     the place of a class that ``convert(types=)`` is told of. ``traced`` is the same loss as
     ``torch.compile`` takes it, where that is another program. ``attention`` says that the library
-    looks its attention up by a name, which ``convert(attention=True)`` puts ours by: then "converted"
-    is without a patch, and steps.py has a way for either.
+    looks its attention up by a name, as ``convert(attention=True)`` needs it: then "converted" is
+    without a patch, and steps.py has a way for either.
     """
 
     name: str

@@ -158,6 +158,12 @@ def attention() -> dict[str, Any] | None:
 
 
 @cache
+def named_steps() -> dict[str, Any] | None:
+    """Give the newest record of steps by ``convert(attention=True)``, None where none is."""
+    kind = "steps-transformers"
+    return newest(kind)[1] if any(RECORDS.glob(f"*/*-{kind}.json")) else None
+
+
 def library_steps() -> dict[str, Any] | None:
     """Give the newest record of steps of a library's models, None where there is none yet."""
     return newest("steps-moe")[1] if any(RECORDS.glob("*/*-steps-moe.json")) else None
@@ -387,6 +393,7 @@ def sources() -> list[str]:
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
                  "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach",
                  *(["steps-moe"] if library_steps() else []),
+                 *(["steps-transformers"] if named_steps() else []),
                  "grouped", "mixed", "invariant", "async-tp",
                  *(["attention"] if attention() else []),
                  *(["examples"] if examples() else []),
@@ -526,6 +533,26 @@ def step_table(kind: str = "steps") -> list[str]:
         ))  # fmt: skip
     head = ("model", "stock", "TF32", "converted", "and patch", "need", "limbs", "decomposed",
             "attention, patch's", "memory", "losses off, patch's, TF32's")  # fmt: skip
+    return table(head, rows)
+
+
+def named_step_table() -> list[str]:
+    """Training steps of a library's models whose attention convert puts ours in place of."""
+    record = named_steps()
+    if record is None:
+        return ["No record yet: `benchmarks/steps.py --models gpt2-hf llama-gqa`, on a GPU."]
+    rows = []
+    for m in record["models"].values():
+        ms, off, peak = m["ms"], m["largest_difference"], m["peak_mib"]
+        rows.append((
+            m["what"], m["library"], f"{ms['stock']:.1f}", f"{ms['tf32']:.1f}",
+            *(f"{ms[way]:.1f} ({ms['stock'] / ms[way]:.2f}x)"
+              for way in ("converted", "patched", "attention")),
+            f"{peak['attention'] / peak['stock']:.2f}",
+            f"{off['attention']:.0e}, {off['tf32']:.0e}",
+        ))  # fmt: skip
+    head = ("model", "library", "stock", "TF32", "convert", "convert inside patch",
+            "convert(attention=True)", "its memory", "its losses off, TF32's")  # fmt: skip
     return table(head, rows)
 
 
@@ -737,7 +764,8 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "limits": limits, "records": sources, "ladder-table": ladder_table, "layouts": layouts,
     "few-rows": few_rows, "suite": suite, "random": random_problems, "training": training,
     "steps": step_table, "steps-compiled": partial(step_table, "steps-compiled"),
-    "steps-moe": library_step_table, "grouped": grouped_table, "mixed": mixed_table,
+    "steps-moe": library_step_table, "steps-transformers": named_step_table,
+    "grouped": grouped_table, "mixed": mixed_table,
     "invariant": invariant_table, "async-tp": parallel_table,
     "attention": attention_table,
     "errors": error_table, "data": data_table, "reach": reach_table,
