@@ -255,6 +255,8 @@ SMALL = [
     (1, 1, 130, 130, 64, True, "masks"),
     (1, 1, 5, 130, 1, True, None),
     (1, 1, 65, 1, 127, False, "masks"),
+    (1, 1, 80, 81, 64, False, None),  # a last tile that is just short, and one that is not
+    (1, 1, 81, 80, 32, False, None),
 ]
 LARGE = [
     (2, 3, 257, 300, d, causal, bias)
