@@ -55,7 +55,7 @@ def errors(entry: Mapping[str, Any], place: int) -> str:
 def of_step(entry: Mapping[str, Any], way: str = "converted") -> float | None:
     """The share of FLOP that a way of steps.py reaches; None where a record has none.
 
-    A library's model has no way "patched": its converted one is inside a patch.
+    Where a library's model has no way "patched", its converted one is inside a patch.
     """
     if way not in entry["ms"]:
         return None

@@ -586,12 +586,14 @@ OF_WAY = {"stock": 4, "tf32": 1, "converted": 2, "patched": 3, "attention": 5}
 OF_PASS = {"forward": 2, "backward": 1}
 
 
+# Of models with attention, as steps.py has them.
+MORE_WAYS = {"patched": "converted inside patch()", "attention": "convert(attention=True)"}
+
+
 def steps(found: Sequence[Record]) -> str:
     """Training steps of models by stock, TF32 and converted layers, those inside a patch, and those
     whose attention is ours by its name."""
-    labels = {
-        **WAYS, "patched": "converted inside patch()", "attention": "convert(attention=True)"
-    }  # fmt: skip
+    labels = {**WAYS, **MORE_WAYS}
     drawn, rows = [], []
     for record in of(found, "steps"):
         models, compiled = record.content["models"], record.content.get("compiled", False)
@@ -604,7 +606,7 @@ def steps(found: Sequence[Record]) -> str:
                 "; ".join((m["what"], *filter(None, [m.get("library")]))),
                 *(ms.get(way) for way in labels), f"{ms['stock'] / ms['converted']:.2f}x",
                 f"{ms['stock'] / ms['tf32']:.2f}x",
-                f"{ms['stock'] / ms['patched']:.2f}x" if "patched" in ms else "-",
+                *(f"{ms['stock'] / ms[way]:.2f}x" if way in ms else "-" for way in MORE_WAYS),
                 reach_page.of_step(m), reach_page.of_step(m, "patched"),
                 "convert and patch()" if "library" in m and "patched" not in ms else "convert",
                 m["need_ms"] or None,
@@ -638,7 +640,8 @@ def steps(found: Sequence[Record]) -> str:
         choice("GPU", "gpu"), choice("mode"), choice("model"), words("what"),
         *(figures(label, way) for way, label in labels.items()),
         figures("converted / stock", "gain"), figures("TF32 / stock", "tf32_gain"),
-        figures("inside patch() / stock", "patched_gain"), figures("FLOP reached", "reached"),
+        figures("inside patch() / stock", "patched_gain"),
+        figures("attention=True / stock", "attention_gain"), figures("FLOP reached", "reached"),
         figures("inside patch()", "patched_reached"),
         choice("converted by", "by"), figures("need"), *(figures(f) for f in FAMILIES),
         figures("attention inside patch()", "patched_attention"),
@@ -998,7 +1001,7 @@ def headlines(record: Record) -> dict[str, float]:
         return {
             f"{name}: stock / {what}": m["ms"]["stock"] / m["ms"][way]
             for name, m in content["models"].items()
-            for way, what in (("converted", "converted"), ("patched", "converted inside patch()"))
+            for way, what in {"converted": "converted", **MORE_WAYS}.items()
             if way in m["ms"]
         }
     if record.form == "examples":

@@ -157,13 +157,13 @@ def attention() -> dict[str, Any] | None:
     return newest("attention")[1] if any(RECORDS.glob("*/*-attention.json")) else None
 
 
-@cache
 def named_steps() -> dict[str, Any] | None:
     """Give the newest record of steps by ``convert(attention=True)``, None where none is."""
     kind = "steps-transformers"
     return newest(kind)[1] if any(RECORDS.glob(f"*/*-{kind}.json")) else None
 
 
+@cache
 def library_steps() -> dict[str, Any] | None:
     """Give the newest record of steps of a library's models, None where there is none yet."""
     return newest("steps-moe")[1] if any(RECORDS.glob("*/*-steps-moe.json")) else None

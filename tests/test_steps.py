@@ -330,10 +330,36 @@ def test_the_report_shows_what_a_patch_adds(tmp_path):
     report.main(["--html", str(page), str(path)])
     text = page.read_text()
     (gpt2,) = [line.split("<td>") for line in text.splitlines() if "<td>eager<td>gpt2" in line]
-    assert gpt2[5:12] == ["30", "12", "15", "10", "2.00x", "2.50x", "3.00x"]
-    assert gpt2[12:15] == ["0.81", "0.99", "convert"]
+    assert gpt2[5:13] == ["30", "12", "15", "10", "-", "2.00x", "2.50x", "3.00x"]
+    assert gpt2[13:17] == ["-", "0.81", "0.99", "convert"]
     assert "gpt2: stock FP32 30, TF32 12, converted 15, converted inside patch() 10" in text
     assert "mlp: stock FP32 30, TF32 12, converted 15." in text.replace(";", ".")
+
+
+def named_model():
+    """A library's model that was measured with attention by its name, too."""
+    model = {**patched_model(), "library": "transformers 5.24.0"}
+    ways = {"ms": 7.5, "peak_mib": 46.0, "largest_difference": 3e-6}
+    return {**model, **{key: {**model[key], "attention": x} for key, x in ways.items()}}
+
+
+def test_attention_by_its_name_has_columns(monkeypatch, tmp_path):
+    path, page = tmp_path / "2026-01-01-steps-transformers.json", tmp_path / "report.html"
+    record = {**made_up(), "models": {"llama-gqa": named_model()}}
+    records.write(path, record)
+    headlines = report.headlines(*report.read([path]))
+    assert headlines["llama-gqa: stock / convert(attention=True)"] == 4.0
+    report.main(["--html", str(page), str(path)])
+    (row,) = [
+        r.split("<td>") for r in page.read_text().splitlines() if "<td>eager<td>llama-gqa" in r
+    ]
+    assert row[5:14] == ["30", "12", "15", "10", "7.5", "2.00x", "2.50x", "3.00x", "4.00x"]
+    assert row[14:17] == ["0.81", "0.99", "convert"]  # and not inside a patch
+    monkeypatch.setattr(make_readme, "newest", lambda kind: (kind, record))
+    _, _, line = make_readme.BLOCKS["steps-transformers"]()
+    assert line[2:-2].split(" | ")[4:] == [
+        "15.0 (2.00x)", "10.0 (3.00x)", "7.5 (4.00x)", "0.46", "3e-06, 1e-03"
+    ]  # fmt: skip
 
 
 def test_the_page_of_measurements_has_a_column_for_it(monkeypatch):
