@@ -88,7 +88,7 @@ class Job:
         if way in ("converted", PATCHED, ATTENTION):
             types = reach.named(workload.types) if workload.types else ()
             xgemm_torch.convert(self.model, types=types, attention=way == ATTENTION)
-            if way == PATCHED or (workload.package and not workload.attention):
+            if way == PATCHED or workload.only_patched:
                 self.patch = xgemm_torch.patch()
         fused = device == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)
@@ -219,7 +219,7 @@ def reached(stock: Job, converted: Job, least: float | None = None) -> dict[str,
         ("convert", converted, xgemm_torch.patch(min_flops=float("inf"))),
         ("patch", stock, xgemm_torch.patch(min_flops=least)),
     ]
-    if converted.workload.package or converted.workload.patched:
+    if converted.workload.only_patched or converted.workload.patched:
         counters.append(("convert and patch", converted, xgemm_torch.patch(min_flops=least)))
     found = {}
     for name, job, counter in counters:

@@ -57,10 +57,14 @@ class Workload:
     attention: bool = False
 
     @property
+    def only_patched(self) -> bool:
+        """Whether ``convert`` alone misses its products: converted layers are inside a patch."""
+        return bool(self.package) and not self.attention
+
+    @property
     def patched(self) -> bool:
-        """Whether it has attention, and converted layers are not inside a patch as it is: steps.py
-        takes both ways."""
-        return self.sizes.heads > 0 and (self.attention or not self.package)
+        """Whether it has attention, and steps.py has a way without a patch and one inside it."""
+        return self.sizes.heads > 0 and not self.only_patched
 
     def small(self) -> Workload:
         """Give the same layers in small sizes."""

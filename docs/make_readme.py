@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean
@@ -139,34 +139,9 @@ def data_cells() -> Iterable[tuple[str, str, dict[str, Any]]]:
             yield problem, kind, cell
 
 
-@cache
-def examples() -> dict[str, Any] | None:
-    """Give the newest record of the examples, None where there is none yet."""
-    return newest("examples")[1] if any(RECORDS.glob("*/*-examples.json")) else None
-
-
-@cache
-def peers() -> dict[str, Any] | None:
-    """Give the newest record of other libraries, None where there is none yet."""
-    return newest("peers")[1] if any(RECORDS.glob("*/*-peers.json")) else None
-
-
-@cache
-def attention() -> dict[str, Any] | None:
-    """Give the newest record of attention, None where there is none yet."""
-    return newest("attention")[1] if any(RECORDS.glob("*/*-attention.json")) else None
-
-
-def named_steps() -> dict[str, Any] | None:
-    """Give the newest record of steps by ``convert(attention=True)``, None where none is."""
-    kind = "steps-transformers"
+def if_any(kind: str) -> dict[str, Any] | None:
+    """Give the content of the newest record of a kind, None where there is none yet."""
     return newest(kind)[1] if any(RECORDS.glob(f"*/*-{kind}.json")) else None
-
-
-@cache
-def library_steps() -> dict[str, Any] | None:
-    """Give the newest record of steps of a library's models, None where there is none yet."""
-    return newest("steps-moe")[1] if any(RECORDS.glob("*/*-steps-moe.json")) else None
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -390,14 +365,13 @@ def outside_contract() -> dict[str, tuple[float, float]]:
 def sources() -> list[str]:
     """The records that the page is made from."""
     rows = []
+    optional = {"steps-moe", "steps-transformers", "attention", "examples", "peers"}
     for kind in ("stages", "select", "random", "data", "accuracy", "gpt2-200-steps",
-                 "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach",
-                 *(["steps-moe"] if library_steps() else []),
-                 *(["steps-transformers"] if named_steps() else []),
-                 "grouped", "mixed", "invariant", "async-tp",
-                 *(["attention"] if attention() else []),
-                 *(["examples"] if examples() else []),
-                 *(["peers"] if peers() else [])):  # fmt: skip
+                 "gpt2-200-steps-tf32", "steps", "steps-compiled", "reach", "steps-moe",
+                 "steps-transformers", "grouped", "mixed", "invariant", "async-tp", "attention",
+                 "examples", "peers"):  # fmt: skip
+        if kind in optional and if_any(kind) is None:
+            continue
         name, record = newest(kind)
         facts = {**record.get("environment", {}), **record.get("facts", {})}
         by = facts.get("command", "-")
@@ -506,6 +480,11 @@ def training() -> list[str]:
     return table(head, rows)
 
 
+def gained(ms: Mapping[str, float], way: str) -> str:
+    """Give a way's ms, and how many times as fast as stock that is; "-" if it was not measured."""
+    return f"{ms[way]:.1f} ({ms['stock'] / ms[way]:.2f}x)" if way in ms else "-"
+
+
 def step_table(kind: str = "steps") -> list[str]:
     """Training steps of several models, and where a converted one's time goes.
 
@@ -519,12 +498,9 @@ def step_table(kind: str = "steps") -> list[str]:
         def cell(of: dict[str, float], name: str, form: str) -> str:
             return format(of[name], form) if name in of else "-"
 
-        def gained(way: str, ms: dict[str, float] = ms) -> str:
-            return f"{ms[way]:.1f} ({ms['stock'] / ms[way]:.2f}x)" if way in ms else "-"
-
         rows.append((
             f"{name}: {m['what']}", *(f"{ms[way]:.1f}" for way in ("stock", "tf32")),
-            gained("converted"), gained("patched"),
+            gained(ms, "converted"), gained(ms, "patched"),
             f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
             f"{kinds['products of limbs']:.1f}", f"{kinds['decompositions']:.1f}",
             f"{kinds['attention']:.1f}, {cell(inside, 'attention', '.1f')}",
@@ -538,7 +514,7 @@ def step_table(kind: str = "steps") -> list[str]:
 
 def named_step_table() -> list[str]:
     """Training steps of a library's models whose attention convert puts ours in place of."""
-    record = named_steps()
+    record = if_any("steps-transformers")
     if record is None:
         return ["No record yet: `benchmarks/steps.py --models gpt2-hf llama-gqa`, on a GPU."]
     rows = []
@@ -546,8 +522,7 @@ def named_step_table() -> list[str]:
         ms, off, peak = m["ms"], m["largest_difference"], m["peak_mib"]
         rows.append((
             m["what"], m["library"], f"{ms['stock']:.1f}", f"{ms['tf32']:.1f}",
-            *(f"{ms[way]:.1f} ({ms['stock'] / ms[way]:.2f}x)"
-              for way in ("converted", "patched", "attention")),
+            *(gained(ms, way) for way in ("converted", "patched", "attention")),
             f"{peak['attention'] / peak['stock']:.2f}",
             f"{off['attention']:.0e}, {off['tf32']:.0e}",
         ))  # fmt: skip
@@ -558,7 +533,7 @@ def named_step_table() -> list[str]:
 
 def library_step_table() -> list[str]:
     """The same of a library's models, and the share of their FLOP that is reached."""
-    record = library_steps()
+    record = if_any("steps-moe")
     if record is None:
         return ["No record yet: `benchmarks/steps.py --models falcon mixtral`, on a GPU."]
     rows = []
@@ -567,7 +542,7 @@ def library_step_table() -> list[str]:
         ways = m["reach"]
         rows.append((
             m["what"], m["library"], f"{ms['stock']:.1f}", f"{ms['tf32']:.1f}",
-            f"{ms['converted']:.1f} ({ms['stock'] / ms['converted']:.2f}x)",
+            gained(ms, "converted"),
             *(reach_page.percent(ways[way]["share"])
               for way in ("convert", "patch", "convert and patch")),
             reach_page.left(ways["convert and patch"]),
@@ -654,7 +629,7 @@ def parallel_table() -> list[str]:
 
 def attention_table() -> list[str]:
     """Attention, forward and backward, beside torch's own."""
-    record = attention()
+    record = if_any("attention")
     if record is None:
         return ["No record yet: `python benchmarks/attention.py --json attention.json`, on a GPU."]
     return table(attention_page.HEAD, attention_page.rows(record))
@@ -716,7 +691,7 @@ def reach_in_words() -> list[str]:
 
 def peer_table() -> list[str]:
     """Each library's speed and error on each problem, or why there is none."""
-    record = peers()
+    record = if_any("peers")
     if record is None:
         return ["No record yet: `python benchmarks/peers.py --json peers.json`, on a GPU."]
     products = record["products"]
@@ -742,19 +717,19 @@ def peer_table() -> list[str]:
 
 def example_table() -> list[str]:
     """Times, memory and errors of the examples."""
-    record = examples()
+    record = if_any("examples")
     return examples_page.rows(record, table) if record else examples_page.NOTHING
 
 
 def example_details() -> list[str]:
     """Their sizes, and what they count."""
-    record = examples()
+    record = if_any("examples")
     return examples_page.details(record) if record else []
 
 
 def example_chart() -> list[str]:
     """The chart of their errors."""
-    record = examples()
+    record = if_any("examples")
     name = EXAMPLES_CHART.relative_to(ROOT / "docs")
     return [f"![{examples_page.alternative(record)}]({name})"] if record else []
 
@@ -875,7 +850,7 @@ def filled(text: str) -> str:
 
 def stale_examples(chart: Path = EXAMPLES_CHART) -> bool:
     """Whether the chart of the examples is not what the record shows."""
-    record = examples()
+    record = if_any("examples")
     if record is None:
         return False
     wanted = digest(examples_page.shown(record))
@@ -907,7 +882,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
     if stale(pages=()):
         draw(chart_data(), CHART)
-    if stale_examples() and (record := examples()) is not None:
+    if stale_examples() and (record := if_any("examples")) is not None:
         data = examples_page.shown(record)
         examples_page.draw(data, digest(data), EXAMPLES_CHART)
     charts = [path for path in (CHART, EXAMPLES_CHART) if path.exists()]

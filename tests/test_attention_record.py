@@ -192,7 +192,7 @@ def test_what_a_record_has(record):
 
 
 def test_the_page_of_measurements_shows_it(record, monkeypatch):
-    monkeypatch.setattr(make_readme, "attention", lambda: None)
+    monkeypatch.setattr(make_readme, "if_any", lambda kind: None)
     (line,) = make_readme.BLOCKS["attention"]()
     assert line.startswith("No record yet")
     entry = record["attention"]["tiny 2x3x20x12x8"]
@@ -203,7 +203,7 @@ def test_the_page_of_measurements_shows_it(record, monkeypatch):
     for way, value in (("torch", 0.5), ("xgemm", 0.25)):
         entry["errors"][way] = {name: {"rms": value} for name in ("out", "dq", "dk", "dv")}
         entry["errors"][way]["dk"]["rms"] = 3 * value
-    monkeypatch.setattr(make_readme, "attention", lambda: record)
+    monkeypatch.setattr(make_readme, "if_any", lambda kind: record)
     lines = [line[2:-2].split(" | ") for line in make_readme.BLOCKS["attention"]()]
     assert len(lines) == 2 + len(CASES) and {len(line) for line in lines} == {len(lines[0])}
     assert lines[2] == [

@@ -106,7 +106,7 @@ def test_every_block_is_made_and_every_maker_is_used(maker):
 
 
 def test_other_libraries_without_a_record_and_with_one(maker, monkeypatch):
-    monkeypatch.setattr(maker, "peers", lambda: None)
+    monkeypatch.setattr(maker, "if_any", lambda kind: None)
     (line,) = maker.peer_table()
     assert line.startswith("No record yet")
     record = {
@@ -126,7 +126,7 @@ def test_other_libraries_without_a_record_and_with_one(maker, monkeypatch):
             },
         },
     }  # fmt: skip
-    monkeypatch.setattr(maker, "peers", lambda: record)
+    monkeypatch.setattr(maker, "if_any", lambda kind: record)
     assert maker.peer_table() == [
         "| library | call | 1000 | layer |",
         "| --- | --- | --- | --- |",
