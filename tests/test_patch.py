@@ -1234,6 +1234,61 @@ def heads(*sizes: int, device: str = "cpu") -> list[Tensor]:
     return list(_a(b, s, 3, h, d).to(device).permute(2, 0, 3, 1, 4))
 
 
+# How a projection of (B, S, 3 H D) is cut: view, permutation, dimension to unbind.
+CUTS = {
+    "timm's": ((2, 5, 3, 2, 4), (2, 0, 3, 1, 4), 0),
+    "from the end": ((2, 5, 3, 2, 4), (-3, 0, -2, 1, -1), 0),
+    "in the middle": ((2, 5, 3, 2, 4), (0, 3, 2, 1, 4), 2),
+    "last": ((2, 5, 2, 4, 3), (0, 2, 1, 3, 4), -1),
+    "first": ((3, 2, 5, 2, 4), (0, 1, 3, 2, 4), 0),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_the_gradient_of_what_was_unbound(cut):
+    """It is dense as the projection is: nothing copies it into that order. Values are torch's."""
+    view, dims, dim = cut
+
+    def run(x):
+        whole = x.view(view)
+        whole.register_hook(arrived.append)
+        parts = whole.permute(dims).unbind(dim)
+        return sum((i + part.sin()).square().sum() for i, part in enumerate(parts))
+
+    arrived: list[Tensor] = []
+    x = _a(2, 5, 24).requires_grad_()
+    (want,) = torch.autograd.grad(run(x), x)
+    with everything():
+        (got,) = torch.autograd.grad(run(x), x)
+        (first,) = torch.autograd.grad(run(x), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        each = torch.func.vmap(torch.func.grad(run))(torch.stack([x.detach(), -x.detach()]))
+    (other,) = torch.autograd.grad(run(x), x, create_graph=True)
+    assert torch.equal(got, want)
+    assert torch.equal(first, want)
+    assert torch.equal(each[0], want)
+    assert torch.equal(second, torch.autograd.grad(other.sum(), x)[0])
+    assert arrived[1].is_contiguous()
+    assert got.stride() == want.stride()
+
+
+def test_other_stacks_are_torchs():
+    parts = [_a(2, 3, 4).transpose(0, 1).requires_grad_() for _ in range(2)]
+    x = _a(2, 5, 6).requires_grad_()
+
+    def run():
+        stacks = [torch.stack(parts), torch.stack(parts, -1), x.unbind(1)[2]]
+        found = torch.autograd.grad(sum(s.sin().sum() for s in stacks), [*parts, x])
+        return [*stacks, *found]
+
+    want = run()
+    with everything():
+        got = run()
+    for have, need in zip(got, want, strict=True):
+        assert torch.equal(have, need)
+        assert have.stride() == need.stride()
+
+
 @pytest.mark.parametrize("how", ["plain", "causal", "masked"])
 def test_attention_in_one_operator(how, kernels_of_attention):
     """Forward and backward; memory is that of torch's kernels, as its own fakes have it."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import attention, attention_ops, convolutions, grouped
+from . import attention, attention_ops, convolutions, grouped, unbound
 from .flops import of_linear_backward
 from .ops import OPS
 from .registry import OPERATORS
@@ -269,6 +269,7 @@ class Mode(TorchDispatchMode):
             self._add(op, _grouped, how, least)
         for op in _overloads(_COMPOSITES, True):
             self.handlers[id(op)] = _composite(self)
+        self.handlers[id(unbound.STACK)] = _stack
         for op in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
             self._add(op, _convolution, how, of_convolutions)
         op = torch.ops.aten.convolution_backward.default
@@ -550,6 +551,14 @@ def _composite(mode: Mode) -> _Handler:
     return handle
 
 
+def _stack(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """No product: the gradient of a packed projection that was unbound, in its own layout."""
+    if types:
+        return _of_subclasses(func, args, kwargs)
+    dims = unbound.permuted()
+    return func(*args, **kwargs) if dims is None else unbound.stack(*args, dims=dims)
+
+
 def _inseparable(tally: Tally) -> _Handler:
     """What counts the calls of an operator that has products inside."""
 
@@ -626,7 +635,8 @@ def _functions() -> Iterator[CodeType]:
     """The code of what a call runs."""
     for function in (_torch_dispatch, _of_subclasses, _reason, _flops, _flops_of_rnn,
                      _flops_of_sgemm, _flops_of_linear_backward, _flops_of_attention,
-                     _flops_of_attention_backward, Tally.leave):  # fmt: skip
+                     _flops_of_attention_backward, Tally.leave, _stack, unbound.permuted,
+                     unbound.stack):  # fmt: skip
         yield function.__code__
     for factory in (_product, _grouped, _convolution, _convolution_backward, _attention,
                     _attention_backward, _counted, _composite, _inseparable, _ours):  # fmt: skip
