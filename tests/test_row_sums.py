@@ -142,6 +142,47 @@ def test_backward_of_a_layer_reads_its_gradient_once(kernel, shape, device):
         assert torch.allclose(mine.double(), exact, rtol=1e-5, atol=1e-5)
 
 
+@on_every_device
+@pytest.mark.parametrize("kernel", ["auto", "naive", "wgmma_fp16x3"])
+@pytest.mark.parametrize("bias", ["its own", "frozen", "of a matrix", "none"])
+def test_a_compiled_backward_reads_it_once(kernel, bias, device):
+    """Where a bias is a layer's own and has a gradient: the same gradients as in eager mode."""
+    x, weight = torch.randn(9, 5, device=device), torch.randn(6, 5, device=device)
+    c = None if bias == "none" else torch.randn(*((9,) if bias == "of a matrix" else ()), 6)
+    operands = [x.requires_grad_(), weight.requires_grad_()]
+    if c is not None:
+        operands.append(c.to(device).requires_grad_(bias != "frozen"))
+    wanted = [t for t in operands if t.requires_grad]
+
+    def loss(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+        return xgemm_torch.sgemm(a, b, c, trans_b=True, kernel=kernel).sin().sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager")(*operands)
+    with _Calls() as calls:
+        got = torch.autograd.grad(compiled, wanted)
+    for mine, eager in zip(got, torch.autograd.grad(loss(*operands), wanted), strict=True):
+        assert torch.allclose(mine, eager, rtol=1e-5, atol=1e-5)
+    assert ("xgemm.sgemm_row_sums.default" in calls.names) == (bias == "its own")
+    assert not [name for name in calls.names if name.startswith("aten.sum")]
+
+
+def test_compiled_gradients_of_each_sample():
+    """Of a vmap of gradients the sums are operations of their own, which torch batches."""
+    layer = xgemm_torch.nn.Linear(4, 3)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (x,)).sin().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    x = torch.randn(5, 2, 4)
+    torch._dynamo.reset()
+    got, want = torch.compile(each, backend="aot_eager")(parameters, x), each(parameters, x)
+    for name in parameters:
+        assert torch.allclose(got[name], want[name], rtol=1e-5, atol=1e-5)
+
+
 def test_gradients_that_are_to_be_differentiated_again():
     """There the sum is an operation of its own."""
     layer = xgemm_torch.nn.Linear(4, 3)

@@ -20,8 +20,9 @@ Which way a call goes:
 
 ``linear_backward`` makes the gradients of a linear layer in one call: two products, and the bias's
 from the same reading of the output's gradient as the weight's. ``sgemm_row_sums`` is that product
-with the sums of a's rows alone, for convolutions. Neither is differentiable, and DTensor has no
-rules for them: what is to be differentiated again, and tensors of other classes, go by ``sgemm``.
+with the sums of a's rows alone, for convolutions and for layers while compiling. Neither is
+differentiable, and DTensor has no rules for them: what is to be differentiated again, and tensors
+of other classes, go by ``sgemm``.
 
 ``sgemm_invariant`` is ``sgemm`` in chains of a length that K and N decide, or by limbs of which no
 other row decides anything (invariant.py): the same functions make it differentiable, by rules of
@@ -43,6 +44,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, _checks, deploy, flops, inductor, invariant, sharding
 from ._checks import Words, own_words
@@ -108,6 +110,7 @@ OPS: dict[str, torch._ops.OpOverload] = {
 _SGEMM = OPS["sgemm"]
 _SGEMM_OUT = OPERATORS.sgemm.out
 _LINEAR_BACKWARD = OPERATORS.linear_backward.default
+_ROW_SUMS = OPERATORS.sgemm_row_sums.default
 
 # ---------------------------------------------------------------------------------------------
 # What has no public name in torch. Without these names the calls below take the slower way.
@@ -298,15 +301,35 @@ def _of_linear(
         or (b is not None and type(b) not in _UNTRACED)
     ):
         return None
-    kept = {}
-    if "precision" in flags:
-        kept["precision"] = flags["precision"]
-    if ctx.op != "sgemm":
-        kept["kernel"] = ctx.op
-    elif "kernel" in flags:
-        kept["kernel"] = flags["kernel"]
+    kept = _named(ctx.op, {key: flags[key] for key in ("precision", "kernel") if key in flags})
     with _BelowAutograd():
         return _LINEAR_BACKWARD._op(grad, a, b, need_c, **kept)
+
+
+def _named(op: str, kept: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a product by ``op`` as another operator's, which has no kernel of its own."""
+    return kept if op == "sgemm" else {**kept, "kernel": op}
+
+
+def _sums_rows(ctx: Any, grad: Tensor) -> bool:
+    """Whether gradients of a weight and a bias that are compiled are one product with row sums.
+
+    A graph has the gradient of the input, which Inductor gives memory, apart from them.
+    """
+    shape, flags = ctx.shapes[2], ctx.flags
+    return (
+        is_compiling()
+        and grad.dim() == 2
+        and flags.get("trans_b", False)
+        and not flags.get("trans_a")
+        and flags.get("beta", 1.0) == 1
+        and len(shape) == 1
+        and _checks.known(shape[0] == grad.shape[1])
+        and not torch.is_grad_enabled()
+        and not _functorch_active()
+        and forward_ad._current_level < 0
+        and not is_traceable_wrapper_subclass(grad)
+    )
 
 
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
@@ -347,6 +370,9 @@ def _of_product(ctx: Any, grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | 
         else:
             grad_a = times(b, grad, tb, True) if ta else times(grad, b, False, not tb)
             grad_a = _reduced(grad_a, a_shape)
+    if need_b and need_c and _sums_rows(ctx, grad):
+        grad_b, grad_c = _ROW_SUMS(grad, a, trans_a=True, **_named(ctx.op, kept))
+        return grad_a, grad_b, grad_c
     if need_b:
         if shared(b_shape) and (pair := _one_product(a.mT if ta else a, grad)):
             x, y = reversed(pair) if tb else pair
