@@ -41,10 +41,11 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, _checks, deploy, flops, inductor, invariant, sharding
 from ._checks import Words, own_words
@@ -312,13 +313,15 @@ def _named(op: str, kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sums_rows(ctx: Any, grad: Tensor) -> bool:
-    """Whether gradients of a weight and a bias that are compiled are one product with row sums.
+    """Whether gradients of a weight and a bias that are traced are one product with row sums.
 
-    A graph has the gradient of the input, which Inductor gives memory, apart from them.
+    A graph has the gradient of the input, which Inductor gives memory, apart from them. That it is
+    being compiled is not known to the thread in which autograd has gradients of CUDA tensors: these
+    are fake, or functional.
     """
     shape, flags = ctx.shapes[2], ctx.flags
     return (
-        is_compiling()
+        isinstance(grad, (FakeTensor, FunctionalTensor))
         and grad.dim() == 2
         and flags.get("trans_b", False)
         and not flags.get("trans_a")
@@ -328,7 +331,6 @@ def _sums_rows(ctx: Any, grad: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not _functorch_active()
         and forward_ad._current_level < 0
-        and not is_traceable_wrapper_subclass(grad)
     )
 
 
