@@ -14,17 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-unseen: Any = torch._C._DisableTorchDispatch
+# Names of torch's that are not public: without them a patch sees all.
+unseen: Any = getattr(torch._C, "_DisableTorchDispatch", None)
 """The context in which operators pass modes by."""
+_mode_at: Any = getattr(torch._C, "_get_dispatch_stack_at", None)
 
 Tell = Callable[[str, int], None]
 
 
 def only_patch(*operands: Tensor | None) -> Tell | None:
-    """The method ``tell`` of a patch's mode, if it is the only mode and operands are torch's own."""
-    if torch._C._len_torch_dispatch_stack() != 1:
+    """Give ``tell`` of a patch, if its mode is the only one and operands are torch's own."""
+    if torch._C._len_torch_dispatch_stack() != 1 or unseen is None or _mode_at is None:
         return None
     if not all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in operands):
         return None
-    tell: Tell | None = getattr(torch._C._get_dispatch_stack_at(0), "tell", None)
+    tell: Tell | None = getattr(_mode_at(0), "tell", None)
     return tell

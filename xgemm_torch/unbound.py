@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 STACK = torch.ops.aten.stack.default
+# A name of torch's that is not public: without it stacks are torch's.
+_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
 
 
 def permuted() -> tuple[int, ...] | None:
     """How what was unbound had been permuted; None elsewhere than in ``unbind``'s gradient."""
-    node: Any = torch._C._current_autograd_node()
+    node = _node()
     if node is None or node.name() != "UnbindBackward0":
         return None
     source = node.next_functions[0][0]
