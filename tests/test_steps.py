@@ -370,7 +370,8 @@ def test_the_page_of_measurements_has_a_column_for_it(monkeypatch):
     )
     assert head[3:5] == ["converted", "and patch"]
     assert mlp[3:5] == ["15.0 (2.00x)", "-"] and gpt2[3:5] == ["15.0 (2.00x)", "10.0 (3.00x)"]
-    assert (mlp[8], gpt2[8]) == ("1.0, -", "1.0, 0.4")
+    assert head[5] == "kernels, patch's" and head[9] == "attention, patch's"
+    assert (mlp[9], gpt2[9]) == ("1.0, -", "1.0, 0.4")
     assert (mlp[-1], gpt2[-1]) == ("1e-06, -, 1e-03", "1e-06, 2e-06, 1e-03")
     assert make_readme.BLOCKS["steps-compiled"]() == make_readme.BLOCKS["steps"]()
 

@@ -283,20 +283,12 @@ def _of_linear(
     An operand was kept where the other's gradient is needed. None where this is not one call of the
     operator, and each gradient is an operation of its own.
     """
-    flags, shape, need_c = ctx.flags, ctx.shapes[2], ctx.needs_input_grad[3]
+    flags, need_c = ctx.flags, ctx.needs_input_grad[3]
     if (
-        not flags.get("trans_b")
-        or grad.dim() != 2
+        not _is_layers(ctx, grad)
         or (a is None and b is None)
-        or flags.get("trans_a")
         or flags.get("alpha", 1.0) != 1
-        or (
-            need_c and (len(shape) != 1 or shape[0] != grad.shape[1] or flags.get("beta", 1.0) != 1)
-        )
-        or torch.is_grad_enabled()
         or is_compiling()
-        or _functorch_active()
-        or forward_ad._current_level >= 0
         or type(grad) not in _UNTRACED
         or (a is not None and type(a) not in _UNTRACED)
         or (b is not None and type(b) not in _UNTRACED)
@@ -319,6 +311,27 @@ def _named(op: str, kept: dict[str, Any]) -> dict[str, Any]:
     return kept if op == "sgemm" else {**kept, "kernel": op}
 
 
+def _is_layers(ctx: Any, grad: Tensor) -> bool:
+    """Whether gradients are of a linear layer's product, and are not to be differentiated."""
+    flags, shape = ctx.flags, ctx.shapes[2]
+    return (
+        flags.get("trans_b", False)
+        and not flags.get("trans_a")
+        and grad.dim() == 2
+        and (
+            not ctx.needs_input_grad[3]
+            or (
+                len(shape) == 1
+                and _checks.known(shape[0] == grad.shape[1])
+                and flags.get("beta", 1.0) == 1
+            )
+        )
+        and not torch.is_grad_enabled()
+        and not _functorch_active()
+        and forward_ad._current_level < 0
+    )
+
+
 def _sums_rows(ctx: Any, grad: Tensor) -> bool:
     """Whether gradients of a weight and a bias that are traced are one product with row sums.
 
@@ -326,19 +339,7 @@ def _sums_rows(ctx: Any, grad: Tensor) -> bool:
     being compiled is not known to the thread in which autograd has gradients of CUDA tensors: these
     are fake, or functional.
     """
-    shape, flags = ctx.shapes[2], ctx.flags
-    return (
-        isinstance(grad, (FakeTensor, FunctionalTensor))
-        and grad.dim() == 2
-        and flags.get("trans_b", False)
-        and not flags.get("trans_a")
-        and flags.get("beta", 1.0) == 1
-        and len(shape) == 1
-        and _checks.known(shape[0] == grad.shape[1])
-        and not torch.is_grad_enabled()
-        and not _functorch_active()
-        and forward_ad._current_level < 0
-    )
+    return isinstance(grad, (FakeTensor, FunctionalTensor)) and _is_layers(ctx, grad)
 
 
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
