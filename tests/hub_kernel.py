@@ -71,7 +71,7 @@ def product(kernel, namespace: str) -> None:
     assert torch.equal(found[0], want[0])
 
 
-def functions(kernel, _: str) -> None:
+def functions(kernel, namespace: str) -> None:
     """All that the kernel exports is there, and works."""
     for name in kernel.__all__:
         assert hasattr(kernel, name), name
@@ -84,7 +84,9 @@ def functions(kernel, _: str) -> None:
     assert type(model[0]) is kernel.nn.Linear
     with kernel.patch(min_flops=0) as taken:
         torch.mm(a, b)
-    assert taken.taken == 1
+        model(b.T).sum().backward()  # a layer tells what it multiplies
+    ours = {f"{namespace}.{name}" for name in ("sgemm", "linear_backward")}
+    assert taken.taken == 3 and {row.product for row in taken} == {"mm", *ours}
     q = torch.randn(1, 2, 8, 16)
     torch.testing.assert_close(
         kernel.scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(q, q, q)
@@ -178,6 +180,14 @@ def together(*repositories: Path) -> None:
     kernels["xgemm"] = xgemm_torch
     for namespace, kernel in kernels.items():
         product(kernel, namespace)
+    # A layer tells its own copy's patch alone what it multiplies.
+    for kernel in kernels.values():
+        counts = []
+        for other in kernels.values():
+            with other.patch(min_flops=0) as taken:
+                kernel.linear(torch.ones(3, 4), torch.ones(5, 4))
+            counts.append(taken.taken)
+        assert counts == [int(other is kernel) for other in kernels.values()], counts
     # Each has its formulas counted, though the counter is imported after all of them.
     from torch.utils.flop_counter import FlopCounterMode
 

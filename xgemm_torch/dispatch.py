@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import attention, attention_ops, convolutions, grouped, unbound
 from .flops import of_linear_backward
 from .ops import OPS
-from .registry import OPERATORS
+from .registry import NAMESPACE, OPERATORS
+from .told import Told
 
 _SGEMM, _SGEMM_OUT = OPS["sgemm"], OPERATORS.sgemm.out
 _CALL, _OUT = _SGEMM._op, _SGEMM_OUT._op
@@ -234,7 +234,7 @@ def _reason(tensors: tuple[Any, ...]) -> str:
     return "on several devices" if len({t.device for t in tensors}) > 1 else ""
 
 
-class Mode(TorchDispatchMode):
+class Mode(Told):
     """One entry of a patch, in the thread that made it.
 
     Attributes:
@@ -288,11 +288,11 @@ class Mode(TorchDispatchMode):
         self._add(OPERATORS.linear_backward.default, _ours, _flops_of_linear_backward)
         self._add(attention_ops.FORWARD, _ours, _flops_of_attention)
         self._add(attention_ops.BACKWARD, _ours, _flops_of_attention_backward)
-        self._named = {tally.name: tally for tally in self.tallies}
+        self._told = {tally.name: tally for tally in self.tallies}
 
     def tell(self, name: str, flops: int) -> None:
-        """Count a call of our own operator ``name`` that is not seen (told.py)."""
-        tally = self._named[name]
+        """Count a call of our own operator ``name`` that is not seen."""
+        tally = self._told[f"{NAMESPACE}.{name}"]
         tally.calls += 1
         tally.flops += flops
 

@@ -302,7 +302,7 @@ def _of_linear(
         with told.unseen():
             grads = _LINEAR_BACKWARD._op(grad, a, b, need_c, **kept)
     shapes = (None if t is None else t.shape for t in (grad, a, b))
-    tell("xgemm.linear_backward", flops.of_linear_backward(*shapes))
+    tell("linear_backward", flops.of_linear_backward(*shapes))
     return grads
 
 

@@ -13,20 +13,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Names of torch's that are not public: without them a patch sees all.
 unseen: Any = getattr(torch._C, "_DisableTorchDispatch", None)
 """The context in which operators pass modes by."""
 _mode_at: Any = getattr(torch._C, "_get_dispatch_stack_at", None)
 
-Tell = Callable[[str, int], None]
+
+class Told(TorchDispatchMode):
+    """A mode that is told what layers multiply. Another copy's of this package is none."""
+
+    def tell(self, name: str, flops: int) -> None:
+        """Count a call of our operator ``name``, without its namespace."""
+        raise NotImplementedError
 
 
-def only_patch(*operands: Tensor | None) -> Tell | None:
+def only_patch(*operands: Tensor | None) -> Callable[[str, int], None] | None:
     """Give ``tell`` of a patch, if its mode is the only one and operands are torch's own."""
     if torch._C._len_torch_dispatch_stack() != 1 or unseen is None or _mode_at is None:
         return None
     if not all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in operands):
         return None
-    tell: Tell | None = getattr(_mode_at(0), "tell", None)
-    return tell
+    mode = _mode_at(0)
+    return mode.tell if isinstance(mode, Told) else None
