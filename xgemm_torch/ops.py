@@ -154,7 +154,7 @@ def alive(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor, Tenso
     return unwrap(a), unwrap(b), None if c is None else unwrap(c)
 
 
-_UNTRACED = (Tensor, torch.nn.Parameter)
+_UNTRACED = told.PLAIN
 
 
 def _traced_tangent(*operands: Tensor | None) -> bool:

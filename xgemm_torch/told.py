@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Classes of tensors that are numbers and nothing else."""
+
 # Names of torch's that are not public: without them a patch sees all.
 unseen: Any = getattr(torch._C, "_DisableTorchDispatch", None)
 """The context in which operators pass modes by."""
@@ -33,7 +36,7 @@ def only_patch(*operands: Tensor | None) -> Callable[[str, int], None] | None:
     """Give ``tell`` of a patch, if its mode is the only one and operands are torch's own."""
     if torch._C._len_torch_dispatch_stack() != 1 or unseen is None or _mode_at is None:
         return None
-    if not all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in operands):
+    if not all(t is None or type(t) in PLAIN for t in operands):
         return None
     mode = _mode_at(0)
     return mode.tell if isinstance(mode, Told) else None
