@@ -40,6 +40,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import xgemm_torch
+from xgemm_torch import attention_dropout
 from xgemm_torch.tools import timing
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ DATA = {
 class Case:
     """Attention of (batch, heads, queries, width) to keys and values (batch, heads, keys, width).
 
-    ``masked`` has a mask of keys, True to a length of each sample's own; ``data`` is one of `DATA`.
+    ``masked`` has a mask of keys, True to a length of each sample's own; ``dropout`` is the
+    probability with which a weight is dropped, by the same seed in both ways; ``data`` is one of
+    `DATA`.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Case:
     width: int
     causal: bool = False
     masked: bool = False
+    dropout: float = 0.0
     data: str = "normal"
     group: str = "models"
 
@@ -91,6 +95,7 @@ class Case:
         keys = "" if self.keys == self.queries else f"x{self.keys}"
         sizes = f"{self.batch}x{self.heads}x{self.queries}{keys}x{self.width}"
         special = " causal" * self.causal + " masked" * self.masked
+        special += f" dropout {self.dropout:g}" * (self.dropout > 0)
         return f"{self.name} {sizes}{special}" + (f", {self.data}" * (self.data != "normal"))
 
     @property
@@ -109,10 +114,11 @@ class Case:
 
 
 _GPT2 = Case("GPT-2", 8, 12, 1024, 1024, 64, causal=True)
+_VIT = Case("ViT-B", 64, 12, 197, 197, 64)
 _BERT = Case("BERT", 32, 12, 512, 512, 64)
 MODELS = (
     _GPT2,
-    Case("ViT-B", 64, 12, 197, 197, 64),
+    _VIT,
     _BERT,
     replace(_BERT, masked=True),
     Case("Llama 0.3B", 4, 16, 2048, 2048, 64, causal=True),
@@ -123,6 +129,7 @@ MODELS = (
     Case("ViT-H", 16, 16, 257, 257, 80),
     Case("width of 96", 2, 16, 1024, 1024, 96, causal=True),
     Case("width of 128", 8, 8, 1024, 1024, 128),
+    *(replace(case, dropout=0.1) for case in (_GPT2, _VIT, _BERT)),
     *(
         replace(case, data=data, group="data")
         for case in (_GPT2, _BERT)
@@ -195,7 +202,7 @@ def operands(case: Case, device: str, seed: int = SEED) -> Operands:
 
 
 def exact(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, seen: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, seen: Tensor | None, left: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Give out, dq, dk and dv in float64, each with the sum of what is added, taken absolute.
 
@@ -205,17 +212,20 @@ def exact(
         v: as k.
         grad: of the result, as q.
         seen: of bool, broadcast to (..., queries, keys); None where all is.
+        left: what dropout multiplies weights by, (..., queries, keys); None without.
     """
     scale = q.shape[-1] ** -0.5
     logits = scale * (q @ k.mT)
     if seen is not None:
         logits = logits.masked_fill(~seen, -math.inf)
     p = logits.softmax(-1)
+    by = torch.ones((), dtype=p.dtype, device=p.device) if left is None else left
 
     def of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, sign: int) -> dict[str, Tensor]:
-        dp = grad @ v.mT
+        dp = by * (grad @ v.mT)
         ds = scale * p * (dp + sign * (p * dp).sum(-1, keepdim=True))
-        return {"out": p @ v, "dq": ds @ k, "dk": ds.mT @ q, "dv": p.mT @ grad}
+        dropped = by * p
+        return {"out": dropped @ v, "dq": ds @ k, "dk": ds.mT @ q, "dv": dropped.mT @ grad}
 
     value, size = of(q, k, v, grad, -1), of(q.abs(), k.abs(), v.abs(), grad.abs(), 1)
     return {name: (value[name], size[name]) for name in value}
@@ -234,6 +244,13 @@ def errors(found: Tensor, value: Tensor, size: Tensor) -> dict[str, float]:
     }
 
 
+def left_by(case: Case, device: torch.device) -> Tensor | None:
+    """What dropout multiplies weights by, by a generator that has just been seeded with `SEED`."""
+    seed, offset = torch.tensor(SEED), torch.tensor(0)
+    shape = (case.batch, case.heads, case.queries, case.keys)
+    return attention_dropout.factors(case.dropout, seed, offset, shape, device)
+
+
 @torch.no_grad()
 def check(case: Case, x: Operands, results: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
     """Compare the results of all ways, each (out, dq, dk, dv), in some pairs of batch and head."""
@@ -247,7 +264,11 @@ def check(case: Case, x: Operands, results: Mapping[str, Sequence[Tensor]]) -> d
     if case.causal:
         whole = torch.ones(case.queries, case.keys, dtype=torch.bool, device=x.q.device)
         seen = whole.tril()
-    right = exact(*(t[at].double() for t in (x.q, x.k, x.v, x.grad)), seen)
+    left = left_by(case, x.q.device)
+    right = exact(
+        *(t[at].double() for t in (x.q, x.k, x.v, x.grad)), seen,
+        None if left is None else left[at].double(),
+    )  # fmt: skip
     return {
         way: {
             name: errors(result[at], *right[name])
@@ -339,8 +360,11 @@ def measured(case: Case, device: str = "cuda", seed: int = SEED) -> dict[str, An
     for name, attend in ways().items():
 
         def made(attend: Callable[..., Tensor] = attend) -> Tensor:
-            return attend(x.q, x.k, x.v, attn_mask=x.mask, is_causal=case.causal)
+            return attend(
+                x.q, x.k, x.v, attn_mask=x.mask, dropout_p=case.dropout, is_causal=case.causal
+            )
 
+        torch.manual_seed(SEED)
         held = peak_bytes(device, begin=True)
         with Seen() as seen:
             out = made()

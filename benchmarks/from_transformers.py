@@ -51,14 +51,28 @@ def falcon(s: Sizes) -> nn.Module:
 
 
 def gpt2(s: Sizes) -> nn.Module:
-    """GPT-2 without dropout, whose layers are transformers' ``Conv1D``."""
+    """GPT-2, whose layers are transformers' ``Conv1D``."""
     import transformers
 
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=s.classes, n_embd=s.width, n_inner=s.inner, n_layer=s.layers,
-            n_head=s.heads, n_positions=s.length, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            use_cache=False,
+            n_head=s.heads, n_positions=s.length, resid_pdrop=s.dropout, embd_pdrop=s.dropout,
+            attn_pdrop=s.dropout, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def bert(s: Sizes) -> nn.Module:
+    """BERT, which predicts words that are hidden."""
+    import transformers
+
+    return transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=s.classes, hidden_size=s.width, intermediate_size=s.inner,
+            num_hidden_layers=s.layers, num_attention_heads=s.heads,
+            max_position_embeddings=s.length, hidden_dropout_prob=s.dropout,
+            attention_probs_dropout_prob=s.dropout,
         )
     )  # fmt: skip
 
@@ -77,7 +91,7 @@ def llama(s: Sizes) -> nn.Module:
 
 
 def next_token(model: Any, batch: Batch) -> Tensor:
-    """Mean cross entropy of each position's next token."""
+    """Mean cross entropy of each position's token, the next one or a hidden one."""
     logits = model(input_ids=batch[0]).logits
     return F.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
 
@@ -115,6 +129,14 @@ MODELS = {
         Workload("gpt2-hf", "GPT-2 124M, 8 x 1024 tokens",
                  Sizes(8, 1024, 12, 768, 3072, 12, 50257), Sizes(2, 8, 2, 32, 64, 4, 61),
                  gpt2, tokens, next_token, PACKAGE, attention=True),
+        Workload("gpt2-hf-dropout", "GPT-2 124M with dropout of 0.1, 8 x 1024 tokens",
+                 Sizes(8, 1024, 12, 768, 3072, 12, 50257, dropout=0.1),
+                 Sizes(2, 8, 2, 32, 64, 4, 61, dropout=0.1),
+                 gpt2, tokens, next_token, PACKAGE, attention=True),
+        Workload("bert-hf-dropout", "BERT-base with dropout of 0.1, 32 x 512 tokens",
+                 Sizes(32, 512, 12, 768, 3072, 12, 30522, dropout=0.1),
+                 Sizes(2, 8, 2, 32, 64, 4, 61, dropout=0.1),
+                 bert, tokens, next_token, PACKAGE, attention=True),
         Workload("llama-gqa", "Llama 0.3B (16 layers of 1024, 16 heads of 4 of keys), "
                  "4 x 2048 tokens",
                  Sizes(4, 2048, 16, 1024, 2816, 16, 32000), Sizes(2, 8, 2, 32, 64, 4, 61),

@@ -108,6 +108,12 @@ class Job:
         return loss.detach()
 
 
+def first_losses(job: Job, count: int = LOSSES) -> list[float]:
+    """Those of the first steps, in which all ways drop the same."""
+    torch.manual_seed(0)
+    return [float(job.step()) for _ in range(count)]
+
+
 def timed(job: Job) -> float:
     """Take a step; its milliseconds."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -239,7 +245,7 @@ def measure(workload: Workload, *, compiled: bool, rounds: int = ROUNDS) -> dict
     torch.cuda.empty_cache()
     ways = ways_of(workload)
     jobs = {way: Job(workload, way, "cuda", compiled=compiled) for way in ways}
-    losses = {way: [float(job.step()) for _ in range(LOSSES)] for way, job in jobs.items()}
+    losses = {way: first_losses(job) for way, job in jobs.items()}
     peaks = {}
     for way, job in jobs.items():
         gc.collect()

@@ -30,6 +30,7 @@ class Sizes:
     heads: int = 0
     classes: int = 0
     experts: int = 0
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True)

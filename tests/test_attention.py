@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import xgemm_torch
-from xgemm_torch import attention, attention_products, registry, simt
+from xgemm_torch import attention, attention_dropout, attention_products, registry, simt
 
 FORWARD, BACKWARD = torch.ops.xgemm.attention_forward, torch.ops.xgemm.attention_backward
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -88,8 +88,11 @@ def seen(rows: int, keys: int, causal: bool, device: Any) -> Tensor:
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float,
-          dout: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+          dout: Tensor, *dropout: Any) -> tuple[Any, Any]:  # fmt: skip
     """Results in float64, and the sizes that their errors are measured by."""
+    factor: Any = 1.0
+    if dropout:
+        factor = left_by(*dropout, (*q.shape[:3], k.shape[2]), q.device).double()
     q, k, v, dout = (t.double() for t in (q, k, v, dout))
     see = seen(q.shape[2], k.shape[2], causal, q.device)
     never = torch.tensor(-math.inf, device=q.device, dtype=torch.float64)
@@ -102,11 +105,12 @@ def exact(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, sc
     lse = torch.logsumexp(s, -1, keepdim=True)
     lse = torch.where(lse == never, math.inf, lse)
     p = masked((s - lse).exp())
-    out = _of_keys(p, v, see)
-    dp = masked(dout @ v.mT)
+    left = factor * p
+    out = _of_keys(left, v, see)
+    dp = masked(factor * (dout @ v.mT))
     delta = (p * dp).sum(-1, keepdim=True)
     ds = scale * masked(p * (dp - delta))
-    found = out, lse.squeeze(-1), _of_keys(ds, k, see), ds.mT @ q, p.mT @ dout
+    found = out, lse.squeeze(-1), _of_keys(ds, k, see), ds.mT @ q, left.mT @ dout
 
     def rss(*terms: Any) -> Tensor:
         return sum(t * t for t in terms).sqrt()
@@ -119,13 +123,15 @@ def exact(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, sc
     s_ = rss(1.0, scale * product(q_, k_.mT), of_bias)
     p = p.nan_to_num()
     p_ = masked(p * s_ + FLOOR * p.amax(-1, keepdim=True)) if p.numel() else p
-    dp_ = masked(product(dout_, v_.mT))
+    left_ = factor * p_
+    dp_ = masked(factor * product(dout_, v_.mT))
     dp, delta = dp.nan_to_num(0.0, 0.0, 0.0), delta.nan_to_num(0.0, 0.0, 0.0)
     delta_ = rss(p_ * dp, p * dp_).square().sum(-1, keepdim=True).sqrt()
     ds_ = abs(scale) * masked(rss(p * dp_, p * delta_, p_ * (dp - delta)))
     ds_ = masked(ds_ + FLOOR * _largest(ds_))
     lse_ = rss(lse.squeeze(-1).nan_to_num(0.0, 0.0, 0.0), product(p, s_.mT).diagonal(0, -2, -1))
-    sizes = product(p_, v_), lse_, product(ds_, k_), product(ds_.mT, q_), product(p_.mT, dout_)
+    sizes = (product(left_, v_), lse_, product(ds_, k_), product(ds_.mT, q_),
+             product(left_.mT, dout_))  # fmt: skip
     return found, sizes
 
 
@@ -153,10 +159,13 @@ def _of_keys(weights: Tensor, t: Tensor, see: Tensor) -> Tensor:
 
 
 def torchs(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float,
-           dout: Tensor) -> Iterator[tuple[Tensor, ...]]:  # fmt: skip
-    """torch's own FP32 on that device: the fused kernel and, on a CPU, by products besides."""
+           dout: Tensor, *dropout: Any) -> Iterator[tuple[Tensor, ...]]:  # fmt: skip
+    """torch's own FP32 on that device: the fused kernel and, on a CPU, by products besides.
+
+    Dropout with a given seed is by products alone.
+    """
     rows, width = q.shape[2:]
-    if q.is_cuda:  # heads as its kernel wants them: of 16 bytes, aligned
+    if q.is_cuda and not dropout:  # heads as its kernel wants them: of 16 bytes, aligned
         *x, dout = (F.pad(t, (0, -width % 8)).contiguous().clone() for t in (q, k, v, dout))
         x = [t.requires_grad_() for t in x]
         aligned = None if bias is None else _aligned(bias)
@@ -166,9 +175,11 @@ def torchs(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, s
         yield out, lse.detach()[..., :rows], *grads
         return
     x = [t.detach().requires_grad_() for t in (q, k, v)]
-    out, lse = attention_products.attention(*x, bias, causal, scale)
+    out, lse = attention_products.attention(*x, bias, causal, scale, *dropout)
     yield out.detach(), lse[..., :rows], *torch.autograd.grad(out, x, dout)
-    if bias is None or not causal:  # whether torch takes both depends on its version
+    if not dropout and (
+        bias is None or not causal
+    ):  # whether torch takes both depends on its version
         out = F.scaled_dot_product_attention(*x, bias, is_causal=causal, scale=scale)
         yield out.detach(), lse[..., :rows], *torch.autograd.grad(out, x, dout)
 
@@ -180,9 +191,9 @@ def _aligned(bias: Tensor) -> Tensor:
 
 
 def ours_of(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float,
-            dout: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
-    out, lse = FORWARD(q, k, v, bias, causal, scale)
-    grads = BACKWARD(dout, q, k, v, bias, out, lse, causal, scale)
+            dout: Tensor, *dropout: Any) -> tuple[Tensor, ...]:  # fmt: skip
+    out, lse = FORWARD(q, k, v, bias, causal, scale, *dropout)
+    grads = BACKWARD(dout, q, k, v, bias, out, lse, causal, scale, *dropout)
     check_memory(q, k, out, lse, grads)
     return out, lse[..., : q.shape[2]], *grads
 
@@ -349,6 +360,305 @@ def test_results_are_the_same_each_time(device):
         assert all(same_bits(x, y) for x, y in zip(first, again, strict=True))
 
 
+# ------------------------------------------------------------------------------ dropout
+
+MULTIPLIERS, STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox4x32-10, as its authors define it."""
+    for _ in range(10):
+        a, b = counter[0] * MULTIPLIERS[0], counter[2] * MULTIPLIERS[1]
+        counter = [b >> 32 ^ counter[1] ^ key[0], b, a >> 32 ^ counter[3] ^ key[1], a]
+        counter = [x % 2**32 for x in counter]
+        key = [(x + step) % 2**32 for x, step in zip(key, STEPS, strict=True)]
+    return counter
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000",
+     "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+     "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+     "d16cfe09 94fdcceb 5001e420 24126ea1"),
+])  # fmt: skip
+def test_philox_gives_its_authors_words(counter, key, words):
+    """Of the vectors that Random123 comes with."""
+    assert philox(*([int(x, 16) for x in text.split()] for text in (counter, key))) == [
+        int(x, 16) for x in words.split()
+    ]
+
+
+def left_by(p: float, seed: Tensor, offset: Tensor, shape: tuple[int, ...], device: Any) -> Tensor:
+    """What weights are multiplied by, a number at a time."""
+    number = int(seed) % 2**64
+    key, first = [number % 2**32, number >> 32], int(offset)
+    words: list[int] = []
+    for call in range(first // 4, (first + math.prod(shape)) // 4 + 1):
+        words += philox([call % 2**32, call >> 32, 0, 0], key)
+    mine = torch.tensor(words[first % 4 :][: math.prod(shape)])
+    uniform = mine.float() * 2.0**-32 + 2.0**-33
+    single = torch.tensor(p, dtype=torch.float32)
+    left = (uniform > single).float() / (1 - single)
+    return left.view(shape).to(device)
+
+
+def numbers(seed: int, offset: int, device: Any = "cpu") -> tuple[Tensor, Tensor]:
+    return torch.tensor(seed, device=device), torch.tensor(offset, device=device)
+
+
+# B, H, S, T, D, causal, bias; p, seed, offset.
+DROPPED = [
+    ((2, 2, 5, 64, 8, False, None), (0.1, 3, 0)),
+    ((1, 1, 130, 65, 64, True, None), (0.5, -3, 8)),  # fours begin anywhere
+    ((1, 2, 65, 70, 32, False, "masks"), (0.3, 2**62 + 5, 2**40)),
+    ((1, 1, 80, 77, 96, False, None), (0.9, 7, 3)),
+    ((1, 2, 20, 81, 128, True, "numbers"), (1e-9, -(2**63), 4)),
+]
+
+
+@pytest.mark.parametrize(("case", "by"), DROPPED, ids=str)
+def test_dropout_beside_float64(case, by, device):
+    b, h, s, t, d, causal, bias = case
+    p, *seeds = by
+    q, k, v, dout = operands(b, h, s, t, d, device)
+    added = biased(bias, b, h, s, t, device)
+    check(q, k, v, added, causal, d**-0.5, dout, p, *numbers(*seeds, device))
+
+
+def test_dropout_of_a_head_that_is_made_anew(device):
+    q, k, v, dout = operands(1, 2, 70, 75, 16, device)
+    k[:, 1, 7] *= 1e20
+    check(q, k, v, None, False, 0.1, dout, 0.25, *numbers(11, 4, device))
+
+
+def test_where_seed_and_offset_are_does_not_matter(device):
+    q, k, v, dout = operands(1, 2, 65, 66, 16, device)
+    on_cpu = ours_of(q, k, v, None, True, 0.1, dout, 0.25, *numbers(11, 4))
+    for seeds in (numbers(11, 4, device), (torch.tensor([11]), torch.tensor(4, device=device))):
+        again = ours_of(q, k, v, None, True, 0.1, dout, 0.25, *seeds)
+        assert all(same_bits(x, y) for x, y in zip(on_cpu, again, strict=True))
+
+
+@pytest.mark.parametrize("offset", [0, 3, 2**34 - 4, 2**40 + 8])
+def test_the_products_drop_the_same_weights(offset):
+    for p, shape in ((0.1, (1, 2, 5, 7)), (0.5, (2, 1, 3, 8)), (1 - 2.0**-24, (1, 1, 9, 9))):
+        got = attention_dropout.factors(p, *numbers(-5, offset), shape, torch.device("cpu"))
+        assert same_bits(got, left_by(p, *numbers(-5, offset), shape, "cpu"))
+
+
+def test_which_probabilities_the_kernels_take():
+    below = 1 - 2.0**-24
+    assert all(map(attention_dropout.takes, (0, 0.0, 1e-30, 0.5, below)))
+    assert not any(map(attention_dropout.takes, (1, 1 - 2.0**-25, 1.5, -0.1, math.nan, "0", None)))
+
+
+def test_dropout_is_reproducible(kernels_of_attention):
+    """By torch's seed; and each call drops others."""
+    q, k, v = _shapes(*TINY)
+    torch.manual_seed(3)
+    first, second = (sdpa(q, k, v, dropout_p=0.5) for _ in range(2))
+    torch.manual_seed(3)
+    assert same_bits(first, sdpa(q, k, v, dropout_p=0.5))
+    assert not torch.equal(first, second)
+
+
+def test_a_tenth_is_dropped(kernels_of_attention):
+    """Of weights that are all the same the mean stays, and a tenth are zeros."""
+    q, eye = torch.zeros(4, 4, 64, 64), torch.eye(64).expand(4, 4, 64, 64)
+    left = sdpa(q, q, eye, dropout_p=0.1) * 64
+    assert set(left.unique().tolist()) == {0.0, left.max().item()}
+    assert left.max().item() == pytest.approx(1 / 0.9)
+    assert float((left == 0).float().mean()) == pytest.approx(0.1, abs=0.01)
+
+
+def _dropped(dtype: torch.dtype) -> Callable[..., Tensor]:
+    """Attention that drops the same weights each time, by the operator, or in another dtype."""
+    seeds = 0.4, *numbers(9, 8)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if dtype is torch.float32:
+            return FORWARD(q, k, v, None, True, 0.3, *seeds)[0]
+        left = left_by(*seeds, (*q.shape[-4:-1], k.shape[-2]), "cpu").to(dtype)
+        see = seen(q.shape[-2], k.shape[-2], True, "cpu")
+        weights = (0.3 * q @ k.mT).masked_fill(~see, -math.inf).softmax(-1)
+        return (left * weights) @ v
+
+    return function
+
+
+def test_derivatives_of_dropped_weights():
+    tensors = _shapes(*TINY)
+    got = three_orders(_dropped(torch.float32), tensors)
+    want = three_orders(_dropped(torch.float64), [t.double() for t in tensors])
+    for x, y in zip(got, want, strict=True):
+        beside = 2e-5 * max(1.0, float(y.detach().abs().max()))
+        torch.testing.assert_close(x.double(), y, rtol=2e-4, atol=beside)
+
+
+@pytest.mark.parametrize("kind", ["grad of grad", "vmap of grad", "jvp", "jacrev", "jacfwd"])
+def test_transforms_of_dropped_weights(kind):
+    """Samples of a vmap drop the same weights by the same seed, of which each has its own place."""
+
+    def run(dtype: torch.dtype) -> Any:
+        q, k, v = (t.to(dtype) for t in _shapes_again())
+        function = _dropped(dtype)
+
+        def loss(*x: Tensor) -> Tensor:
+            return function(*x).sin().sum()
+
+        if kind == "grad of grad":
+            return grad(lambda q: grad(loss, 1)(q, k, v).cos().sum())(q)
+        if kind == "vmap of grad":
+            return vmap(grad(loss, (0, 1, 2)), (0, None, 3))(
+                torch.stack([q, 2 * q]), k, torch.stack([v, v + 1], 3)
+            )
+        if kind == "jvp":
+            return jvp(loss, (q, k, v), (q + 1, k + 1, v + 1))
+        jacobian = jacrev if kind == "jacrev" else jacfwd
+        return jacobian(lambda q: function(q, k, v))(q[:, :, :2])
+
+    got, want = run(torch.float32), run(torch.float64)
+    torch.testing.assert_close(
+        torch.utils._pytree.tree_map(lambda t: t.double(), got), want, rtol=1e-4, atol=1e-5
+    )
+
+
+def _shapes_again() -> list[Tensor]:
+    torch.manual_seed(1)
+    return _shapes(*TINY)
+
+
+@pytest.mark.parametrize("randomness", ["same", "different", "error"])
+def test_vmap_has_its_say_in_what_is_dropped(randomness, kernels_of_attention):
+    q, k, v = _shapes(*TINY)
+
+    def mapped() -> Tensor:
+        each = vmap(lambda q: sdpa(q, k, v, dropout_p=0.5), randomness=randomness)
+        return each(torch.stack([q, q]))
+
+    if randomness == "error":
+        with pytest.raises(RuntimeError, match="random"):
+            mapped()
+        return
+    first, second = mapped()
+    assert torch.equal(first, second) is (randomness == "same")
+
+
+def test_a_checkpoint_drops_the_same_weights(kernels_of_attention):
+    q, k, v = _shapes(*TINY)
+    grads = []
+    for wrap in (lambda f, x: f(x), functools.partial(checkpoint, use_reentrant=False)):
+        torch.manual_seed(5)
+        x = q.clone().requires_grad_()
+        wrap(lambda x: sdpa(x, k, v, dropout_p=0.5), x).sin().sum().backward()
+        grads.append(x.grad)
+    assert same_bits(*grads)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_compiles(dynamic, kernels_of_attention):
+    """Each call of the graph drops others, and its backward what its forward dropped."""
+    eye = torch.eye(16).expand(2, 2, 16, 16)
+
+    def call(q: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, q, v, dropout_p=0.5)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    q = torch.zeros(2, 2, 16, 16)
+    found = []
+    for _ in range(2):
+        v = eye.clone().requires_grad_()
+        left = compiled(q, v)
+        (of_v,) = torch.autograd.grad(left.sum(), v)
+        assert same_bits(of_v[..., 0], left.detach().sum(-2))
+        found.append(left.detach())
+    assert not torch.equal(*found)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("sizes", [(2, 3, 64, 64), (1, 2, 65, 77), (3, 1, 130, 200)])
+def test_the_numbers_are_torchs(sizes, gpu):
+    mine = attention_dropout.factors(0.3, *numbers(-7, 12), sizes, gpu)
+    uniform = torch.empty(sizes, device=gpu)
+    torch.ops.aten._fill_mem_eff_dropout_mask_(uniform, 0.3, -7, 12)
+    assert torch.equal(mine > 0, uniform > 0.3)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("sizes", [(2, 3, 200, 264, 64), (1, 2, 197, 197, 32), (1, 2, 80, 77, 128)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_drops_what_the_other_dropped(sizes, causal, gpu):
+    """At one state of the generator, which both leave alike; backward passes change places."""
+    q, k, v, dout = operands(*sizes, gpu)
+    generator = torch.cuda.default_generators[q.get_device()]
+    torch.manual_seed(5)
+    torch.rand(7, device=gpu)
+    theirs = EFFICIENT(q, k, v, None, True, 0.2, causal, scale=0.125)
+    after = generator.get_offset()
+    torch.manual_seed(5)
+    torch.rand(7, device=gpu)
+    seeds = attention_dropout.draw(0.2, q, k.shape[2])
+    assert generator.get_offset() == after
+    for mine, its in zip(seeds, theirs[2:], strict=True):
+        assert (mine.device, mine.dtype, mine.shape) == (its.device, its.dtype, its.shape)
+        assert torch.equal(mine, its)
+    mine = FORWARD(q, k, v, None, causal, 0.125, 0.2, *seeds)
+    torch.testing.assert_close(mine[0], theirs[0], rtol=1e-4, atol=1e-5)
+    backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+    wanted = [True, True, True, False]
+    grads = []
+    for out, lse in (mine, theirs[:2]):
+        grads.append(backward(dout, q, k, v, None, out, lse, *theirs[2:], 0.2, wanted, causal,
+                              scale=0.125)[:3])  # fmt: skip
+        grads.append(BACKWARD(dout, q, k, v, None, out, lse, causal, 0.125, 0.2, *seeds))
+    for others in grads[1:]:
+        for x, y in zip(others, grads[0], strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+@on_a_gpu
+def test_a_graph_drops_others_each_time(gpu):
+    eye = torch.eye(64, device=gpu).expand(2, 4, 64, 64).clone().requires_grad_()
+    q = torch.zeros(2, 4, 64, 64, device=gpu)
+
+    def step() -> tuple[Tensor, Tensor]:
+        out = sdpa(q, q, eye, dropout_p=0.5)
+        return out.detach(), torch.autograd.grad(out.sum(), eye)[0]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        left, of_v = step()
+    found = []
+    for _ in range(2):
+        graph.replay()
+        torch.testing.assert_close(of_v[..., 0], left.sum(-2))
+        found.append(left.clone())
+    assert not torch.equal(*found)
+
+
+@on_a_gpu
+def test_inductor_drops_on_a_gpu(gpu):
+    eye = torch.eye(64, device=gpu).expand(2, 4, 64, 64)
+    q = torch.zeros(2, 4, 64, 64, device=gpu)
+    call = torch.compile(lambda v: sdpa(q, q, v, dropout_p=0.5) * 2, fullgraph=True)
+    found = []
+    for _ in range(2):
+        v = eye.clone().requires_grad_()
+        left = call(v)
+        (of_v,) = torch.autograd.grad(left.sum(), v)
+        torch.testing.assert_close(of_v[..., 0], left.detach().sum(-2))
+        found.append(left.detach())
+    assert not torch.equal(*found)
+    assert float((found[0] == 0).float().mean()) == pytest.approx(0.5, abs=0.02)
+
+
 FILES = ("forward.h:", "backward.h:", "products.h:", "tiles.h:", "plain.h:")
 
 
@@ -507,6 +817,28 @@ def test_bad_operands_of_the_backward(name, value, error, words):
         BACKWARD(given["grad"], Q, Q, Q, None, given["out"], given["lse"], False, 1.0)
 
 
+ONE, HALF = torch.tensor(1), torch.tensor(0.5)
+
+
+@pytest.mark.parametrize(("dropout", "error", "words"), [
+    ((1.0, ONE, ONE), ValueError, "dropout_p must be in [0, 1), got 1"),
+    ((-0.5, ONE, ONE), ValueError, "dropout_p must be in [0, 1), got -0.5"),
+    ((math.nan, ONE, ONE), ValueError, "dropout_p must be in [0, 1), got nan"),
+    ((0.5,), ValueError, "dropout needs a seed and an offset, got no seed"),
+    ((0.5, ONE, None), ValueError, "dropout needs a seed and an offset, got no offset"),
+    ((0.5, HALF, ONE), TypeError, "seed must be int64, got float32"),
+    ((0.5, ONE, ONE.int()), TypeError, "offset must be int64, got int32"),
+    ((0.5, ONE.expand(2), ONE), ValueError, "seed must have one element, got shape (2,)"),
+    ((0.5, ONE, ONE.to("meta")), ValueError, "q is on cpu, offset is on meta"),
+])  # fmt: skip
+def test_bad_dropout(dropout, error, words):
+    with pytest.raises(error, match=re.escape(f"attention_forward: {words}")):
+        FORWARD(Q, Q, Q, None, False, 1.0, *dropout)
+    given = Q, Q, Q, Q, None, Q, torch.zeros(1, 2, 32)
+    with pytest.raises(error, match=re.escape(f"attention_backward: {words}")):
+        BACKWARD(*given, False, 1.0, *dropout)
+
+
 def test_a_bias_has_no_gradient():
     with pytest.raises(RuntimeError, match="attention_forward: there is no gradient of bias"):
         FORWARD(Q, Q, Q, BIAS.clone().requires_grad_(), False, 1.0)
@@ -597,7 +929,7 @@ def _nested() -> Tensor:
 NOT_OURS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "float64": lambda: ((Q.double(),) * 3, {}),
     "bfloat16": lambda: ((Q.bfloat16(),) * 3, {}),
-    "dropout": lambda: ((Q, Q, Q), {"dropout_p": 1.0}),
+    "dropout of all": lambda: ((Q, Q, Q), {"dropout_p": 1.0}),
     "large heads": lambda: ((torch.ones(1, 1, 5, 129),) * 3, {}),
     "another width": lambda: ((Q, Q, torch.ones(1, 2, 5, 9)), {}),
     "a mask that requires grad": lambda: ((Q, Q, Q, BIAS.clone().requires_grad_()), {}),
@@ -843,6 +1175,9 @@ def test_torchs_rules_for_operators():
     out, lse = (t.detach() for t in FORWARD(q, k, v, None, True, 0.3))
     dout = problems.normal(*out.shape)
     torch.library.opcheck(BACKWARD.default, (dout, q, k, v, None, out, lse, True, 0.3))
+    dropout = 0.4, *numbers(9, 8)
+    torch.library.opcheck(FORWARD.default, (q, k, v, None, True, 0.3, *dropout))
+    torch.library.opcheck(BACKWARD.default, (dout, q, k, v, None, out, lse, True, 0.3, *dropout))
 
 
 def test_export(kernels_of_attention):

@@ -70,6 +70,7 @@ def test_shapes_of_models():
         "GPT-2 8x12x1024x64 causal", "ViT-B 64x12x197x64", "BERT 32x12x512x64",
         "Llama 0.3B 4x16x2048x64 causal", "Llama 7B 1x32x4096x128 causal", "cross 4x16x1024x333x64",
         "long 2x16x8192x64 causal", "small 32x4x64x32", "BERT 32x12x512x64, wide",
+        "ViT-B 64x12x197x64 dropout 0.1",
     } <= labels  # fmt: skip
     assert {case.data for case in attention.MODELS} == set(attention.DATA)
 
@@ -98,6 +99,26 @@ def test_what_is_right_is_autograds_in_float64(case):
     for (value, size), right in zip(found.values(), want, strict=True):
         torch.testing.assert_close(value, right.detach(), rtol=1e-12, atol=1e-14)
         assert (value.abs() <= size * (1 + 1e-9)).all()
+
+
+def test_what_is_right_with_dropout_is_autograds():
+    """Of weights that the kernels drop by the same seed, in float64."""
+    case = replace(TINY, dropout=0.4, causal=True)
+    x, left = attention.operands(case, "cpu"), attention.left_by(case, torch.device("cpu"))
+    seen = torch.ones(case.queries, case.keys, dtype=torch.bool).tril()
+    leaves = [t.double().requires_grad_() for t in (x.q, x.k, x.v)]
+    q, k, v = leaves
+    logits = (case.width**-0.5 * q @ k.mT).masked_fill(~seen, -torch.inf)
+    out = (left * logits.softmax(-1)) @ v
+    want = (out, *torch.autograd.grad(out, leaves, x.grad.double()))
+    found = attention.exact(*(t.detach() for t in leaves), x.grad.double(), seen, left.double())
+    for (value, size), right in zip(found.values(), want, strict=True):
+        torch.testing.assert_close(value, right.detach(), rtol=1e-12, atol=1e-14)
+        assert (value.abs() <= size * (1 + 1e-9)).all()
+    forward = torch.ops.xgemm.attention_forward
+    seeds = torch.tensor(attention.SEED), torch.tensor(0)
+    mine, _ = forward(x.q, x.k, x.v, None, True, case.width**-0.5, case.dropout, *seeds)
+    torch.testing.assert_close(mine.double(), out.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_memory_is_as_layers_leave_it():
@@ -171,7 +192,7 @@ def test_pairs_are_sampled_where_a_reference_would_be_large(monkeypatch):
 def test_whose_operator_it_was(no_gpu, monkeypatch):
     assert attention.measured(TINY, "cpu")["by"] == "torch"
 
-    def ours(q, k, v, attn_mask=None, is_causal=False):
+    def ours(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False):
         return (
             F.scaled_dot_product_attention(q, k, v) + 0 * xgemm_torch.mm(q[0, 0], k[0, 0].mT)[0, 0]
         )
@@ -271,7 +292,7 @@ def test_it_goes_on_where_it_stopped(measures, tmp_path, monkeypatch, capsys):
 def test_some_cases(measures, tmp_path, capsys):
     words = ["--json", str(tmp_path / "a.json"), "--cases", "ViT", "random 1"]
     assert attention.main([*words, "--count", "3"]) == 0
-    assert [label.partition(" ")[0] for label in measures] == ["ViT-B", "ViT-H", "random"]
+    assert [label.partition(" ")[0] for label in measures] == ["ViT-B", "ViT-H", "ViT-B", "random"]
     with pytest.raises(SystemExit):
         attention.main(["--json", str(tmp_path / "a.json"), "--cases", "nothing"])
     assert "no case has such a label" in capsys.readouterr().err

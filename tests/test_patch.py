@@ -118,18 +118,15 @@ def samples(name: str, dtype: torch.dtype, device: str, grad: bool) -> list[Any]
     torch.manual_seed(0)
     op = opinfos()[name]
     given = op.sample_inputs(device, dtype, requires_grad=grad)
-    if name == "nn.functional.multi_head_attention_forward":
-        given = (s for s in given if s.kwargs.get("dropout_p", 0.0) == 0.0)
-    if name == "nn.functional.scaled_dot_product_attention":
-        given = (s for s in given if s.kwargs.get("dropout_p", 0.0) == 0.0)
     return list(itertools.islice(given, FEW))
 
 
 def results(name: str, given: list[Any], grad: bool) -> list[Any]:
-    """Results, and gradients by weights of both signs."""
+    """Results, and gradients by weights of both signs; of each sample by the same seed."""
     op = opinfos()[name]
     found = []
     for sample in given:
+        torch.manual_seed(0)
         out = op.op(sample.input, *sample.args, **sample.kwargs)
         found.append(tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, out))
         first = out[0] if isinstance(out, tuple) else out
@@ -191,6 +188,7 @@ def test_opinfo_out(name, device):
         pytest.skip(f"{name} has no out=")
     taken = 0
     for sample in samples(name, torch.float32, device, False):
+        torch.manual_seed(0)
         want = op.op(sample.input, *sample.args, **sample.kwargs)
         if not isinstance(want, Tensor):
             continue
@@ -1382,10 +1380,11 @@ def test_why_attention_is_torchs(kernels_of_attention):
     how = {"precision": "ieee"}
     assert attention.why_torchs(q, k, v, None, 0.0, {}) == ""
     assert attention.why_torchs(q, k, v, bias, 0.0, {}) == ""
+    assert attention.why_torchs(q, k, v, bias, 0.5, {}) == ""
     for args, words in (
         ((q.to("meta"), k, v, None, 0.0, {}), "compute capability 9.0"),
         ((q, k, v, None, 0.0, how), "attention has precision='fp32' and kernel='auto' alone"),
-        ((q, k, v, None, 0.5, {}), "dropout"),
+        ((q, k, v, None, 1.0, {}), "dropout of all weights"),
         ((q, k, v[..., :8], None, 0.0, {}), "a value's width is not its key's"),
         ((*(t.repeat(1, 1, 1, 9) for t in (q, k, v)), None, 0.0, {}), "heads of more than 128"),
         ((q, k, v, bias[:, :1], 0.0, {}), "a bias of another shape"),
@@ -1463,6 +1462,7 @@ ATTENTION: dict[str, Any] = {
     "scale": {"scale": -0.3},
     "mask": {"attn_mask": lambda: torch.rand(1, 1, 70, 70, device="cuda") < 0.7},
     "odd keys": {"attn_mask": lambda: torch.zeros(70, 70, device="cuda")},
+    "dropout": {"dropout_p": 0.3, "is_causal": True},
 }
 
 
@@ -1475,6 +1475,7 @@ def test_attention_on_a_gpu(name, inside, sm90):
     tensors = heads(2, 3, 70, 32, device="cuda")
 
     def run(forward, backward):
+        torch.manual_seed(0)
         x = [t.detach().requires_grad_() for t in tensors]
         with forward:
             out = F.scaled_dot_product_attention(*x, **options)
@@ -1502,8 +1503,8 @@ def test_what_of_attention_is_left_to_torch_on_a_gpu(sm90):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
         with everything() as p:
             F.scaled_dot_product_attention(q, k, v, bias).sum().backward()
-            F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
-        assert {"a gradient of the bias", "dropout"} <= reasons(p), str(p)
+            F.scaled_dot_product_attention(q, k, v, dropout_p=1.0)
+        assert {"a gradient of the bias", "dropout of all weights"} <= reasons(p), str(p)
         with everything(precision="ieee") as p:
             F.scaled_dot_product_attention(q, k, v)
         assert "attention has precision='fp32' and kernel='auto' alone" in reasons(p)
@@ -1546,11 +1547,17 @@ def test_modules_with_attention_on_a_gpu(name, mode, sm90):
 
 
 @pytest.mark.gpu
-def test_compiled_attention_on_a_gpu(sm90):
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_compiled_attention_on_a_gpu(dropout, sm90):
     q, k, v = heads(2, 3, 70, 32, device="cuda")
-    call = torch.compile(lambda q: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2)
+
+    @torch.compile
+    def call(q):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True) * 2
+
     found = []
     for around in (contextlib.nullcontext(), p := everything()):
+        torch.manual_seed(0)
         x = q.detach().requires_grad_()
         with around:
             out = call(x)

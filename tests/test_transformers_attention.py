@@ -135,11 +135,43 @@ def test_elsewhere_it_is_theirs(name):
     [("gpt2", {"attn_pdrop": 0.5}), ("bert", {"attention_probs_dropout_prob": 0.5}),
      ("llama", {"attention_dropout": 0.5})],
 )  # fmt: skip
-def test_dropout_is_theirs(name, more, kernels_of_attention):
+def test_dropout_is_ours(name, more, kernels_of_attention):
+    """While the model trains, with gradients; the same weights by the same seed."""
     converted = model(name, **more)
     xgemm_torch.convert(converted, filter_fn=lambda *_: False, attention=True)
-    assert FORWARD not in step(converted)[1]
+    found = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        results, calls = step(converted)
+        assert calls[FORWARD] == calls[BACKWARD] == 2
+        found.append(results[0])
+    assert same_bits(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
     assert step(converted.eval())[1][FORWARD] == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_dropout_is_stocks_on_a_gpu(name, kernels_of_attention):
+    """By the same seed the same weights are dropped, and the rest of a step's random numbers are
+    the same ones."""
+    if not attention.has_kernels(torch.device("cuda")):
+        pytest.skip("the kernels are made for compute capability 9.0")
+    more = {
+        "gpt2": {"attn_pdrop": 0.2, "resid_pdrop": 0.1},
+        "bert": {"attention_probs_dropout_prob": 0.2, "hidden_dropout_prob": 0.1},
+    }[name]
+    stock, converted = (model(name, **more).cuda().train() for _ in range(2))
+    xgemm_torch.convert(converted, filter_fn=lambda *_: False, attention=True)
+    found = []
+    for each in (stock, converted):
+        torch.manual_seed(3)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+            loss = each(IDS.cuda(), labels=IDS.cuda()).loss
+            loss.backward()
+        found.append([loss.detach(), *(p.grad for p in each.parameters())])
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
 
 
 def test_under_autocast_it_is_theirs(kernels_of_attention):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
-from . import ops
+from . import attention_dropout, ops
 from ._checks import known
 from .attention_ops import BACKWARD, FORWARD, LARGEST_HEAD, flops_of_forward
 from .deploy import to_onnx
@@ -65,8 +65,8 @@ def why_torchs(
         return "attention's kernels are for compute capability 9.0"
     if how:
         return "attention has precision='fp32' and kernel='auto' alone"
-    if dropout_p != 0:
-        return "dropout"
+    if not attention_dropout.takes(dropout_p):
+        return "dropout of all weights"
     if v.shape != k.shape:
         return "a value's width is not its key's"
     if not 1 <= q.shape[-1] <= LARGEST_HEAD:
@@ -92,29 +92,33 @@ def is_small(q: Tensor, k: Tensor, backward: bool = False) -> bool:
 
 
 def as_torchs_forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, wants_lse: bool, is_causal: bool,
-    scale: float | None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, wants_lse: bool, dropout_p: float,
+    is_causal: bool, scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """What ``aten._scaled_dot_product_efficient_attention`` gives, for operands that are ours.
 
     Returns:
-        The result; the logarithms, of no rows where they are not wanted; and a seed and an offset
-        of random numbers, which without dropout are not written, and lie on the CPU but in a graph.
+        The result; the logarithms, of no rows where they are not wanted; and the seed and the
+        offset of dropout, which without it are not written, and lie on the CPU but in a graph.
     """
-    out, lse = FORWARD(q, k, v, bias, is_causal, _factor(q, scale))
+    seed, offset = attention_dropout.draw(dropout_p, q, k.shape[2])
+    out, lse = FORWARD(q, k, v, bias, is_causal, _factor(q, scale), dropout_p, seed, offset)
     if not wants_lse:
         lse = lse.new_empty(*q.shape[:2], 0)
-    where = q.device if q.is_cuda and torch.cuda.is_current_stream_capturing() else "cpu"
-    seed, offset = (torch.empty((), dtype=torch.int64, device=where) for _ in range(2))
+    if seed is None or offset is None:
+        where = q.device if q.is_cuda and torch.cuda.is_current_stream_capturing() else "cpu"
+        seed, offset = (torch.empty((), dtype=torch.int64, device=where) for _ in range(2))
     return out, lse, seed, offset
 
 
 def as_torchs_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
-    is_causal: bool, scale: float | None,
+    seed: Tensor, offset: Tensor, dropout_p: float, is_causal: bool, scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
     """What ``aten._scaled_dot_product_efficient_attention_backward`` gives, without a bias's."""
-    grads = BACKWARD(grad, q, k, v, bias, out, lse, is_causal, _factor(q, scale))
+    grads = BACKWARD(
+        grad, q, k, v, bias, out, lse, is_causal, _factor(q, scale), dropout_p, seed, offset
+    )
     return *grads, None
 
 
@@ -140,12 +144,13 @@ def scaled_dot_product_attention(
 
     softmax(scale query key^T + mask) value, over the keys. A query that sees no key gets zeros.
     Differentiable to any order; a gradient of a gradient, and forward mode, keep matrices of S x T
-    elements. The same call gives the same bits, gradients included.
+    elements. The same call gives the same bits, gradients included. Dropout draws from the device's
+    generator as torch's fused kernel does, and drops the weights that it drops.
 
     The kernels are made for compute capability 9.0, and take float32 heads of one width of 1 to 128
     elements. The call is torch's own, with its result or error, where they do not take it: other
-    devices and dtypes, ``dropout_p`` above 0, another width or another number of keys of ``value``,
-    a mask that requires grad, nested and sharded tensors; and where it is as fast: fewer than 64
+    devices and dtypes, another width or another number of keys of ``value``, a mask that requires
+    grad, dropout of all weights, nested and sharded tensors; and where it is as fast: fewer than 64
     queries or keys, or than 2^29 FLOP. Under autocast it is computed in float32,
     lower precisions cast to it, whoever computes it.
 
@@ -220,7 +225,8 @@ def by_kernels(
     if found is None or is_small(found[0], found[1]):
         return None
     q, k, v, bias, lead = found
-    out, _ = FORWARD(q, k, v, bias, is_causal, _factor(q, scale))
+    seeds = attention_dropout.draw(dropout_p, q, k.shape[2])
+    out, _ = FORWARD(q, k, v, bias, is_causal, _factor(q, scale), dropout_p, *seeds)
     if len(lead) == 2:
         return out
     if len(lead) < 2:
@@ -249,7 +255,7 @@ def _is_ours(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, 
         or is_causal
     ):
         return False
-    if type(dropout_p) not in (int, float) or dropout_p != 0 or not isinstance(is_causal, bool):
+    if not attention_dropout.takes(dropout_p) or not isinstance(is_causal, bool):
         return False
     if not isinstance(scale, (float, int, torch.SymFloat, torch.SymInt, type(None))):
         return False

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks, attention_products, flops, ops
+from . import _checks, attention_dropout, attention_products, flops, ops
 from .ops import _LIB
 from .registry import NAMESPACE, OPERATORS, attention_kernels
 
@@ -66,6 +66,23 @@ def _shape(name: str, arg: str, given: Any, wanted: Any) -> None:
         )
 
 
+def _check_dropout(name: str, q: Tensor, dropout_p: float, **numbers: Tensor | None) -> None:
+    if dropout_p == 0:
+        return
+    if not attention_dropout.takes(dropout_p):
+        raise ValueError(f"{name}: dropout_p must be in [0, 1), got {dropout_p:g}")
+    for arg, t in numbers.items():
+        if t is None:
+            raise ValueError(f"{name}: dropout needs a seed and an offset, got no {arg}")
+        _checks._operand(name, arg, t, torch.int64)
+        if t.device.type != "cpu":
+            _checks._devices(name, {"q": q, arg: t})
+        if t.numel() != 1:
+            raise ValueError(
+                f"{name}: {arg} must have one element, got shape {_checks._sizes(t.shape)}"
+            )
+
+
 def _padded(rows: Any) -> Any:
     return (rows + _LSE_ROWS - 1) // _LSE_ROWS * _LSE_ROWS
 
@@ -78,18 +95,22 @@ def _like(t: Tensor) -> Tensor:
 
 @torch.library.register_fake(f"{NAMESPACE}::attention_forward", lib=_LIB)
 def _forward_fake(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float,
+    dropout_p: float = 0.0, seed: Tensor | None = None, offset: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     _check("attention_forward", q, k, v, bias)
+    _check_dropout("attention_forward", q, dropout_p, seed=seed, offset=offset)
     return _like(q), q.new_empty(*q.shape[:2], _padded(q.shape[2]))
 
 
 @torch.library.register_fake(f"{NAMESPACE}::attention_backward", lib=_LIB)
 def _backward_fake(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
-    is_causal: bool, scale: float,
+    is_causal: bool, scale: float, dropout_p: float = 0.0, seed: Tensor | None = None,
+    offset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     _check("attention_backward", q, k, v, bias, grad=grad, out=out, lse=lse)
+    _check_dropout("attention_backward", q, dropout_p, seed=seed, offset=offset)
     return _like(q), _like(k), _like(v)
 
 
@@ -118,16 +139,18 @@ class _AttentionForward:
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        q, k, v, bias, ctx.is_causal, ctx.scale = inputs[1:]
+        q, k, v, bias, ctx.is_causal, ctx.scale, ctx.dropout_p, *seeds = inputs[1:]
         _refuse_bias(FORWARD, bias)
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(q, k, v, bias, *output)
+        ctx.save_for_backward(q, k, v, bias, *output, *seeds)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, out, lse = ctx.saved_tensors
-        found = BACKWARD(grads[0], q, k, v, bias, out, lse, ctx.is_causal, ctx.scale)
-        return None, *found, None, None, None
+        q, k, v, bias, out, lse, *seeds = ctx.saved_tensors
+        found = BACKWARD(
+            grads[0], q, k, v, bias, out, lse, ctx.is_causal, ctx.scale, ctx.dropout_p, *seeds
+        )
+        return None, *found, *(None,) * 6
 
 
 class _AttentionBackward:
@@ -137,23 +160,23 @@ class _AttentionBackward:
 
     @staticmethod
     def by_products(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-                    out: Tensor, lse: Tensor, is_causal: bool, scale: float) -> Any:  # fmt: skip
-        return attention_products.gradients(grad, q, k, v, bias, is_causal, scale)
+                    out: Tensor, lse: Tensor, *rest: Any) -> Any:  # fmt: skip
+        return attention_products.gradients(grad, q, k, v, bias, *rest)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad, q, k, v, bias, _, _, ctx.is_causal, ctx.scale = inputs[1:]
+        grad, q, k, v, bias, _, _, ctx.is_causal, ctx.scale, ctx.dropout_p, *seeds = inputs[1:]
         _refuse_bias(BACKWARD, bias)
-        ctx.save_for_backward(grad, q, k, v, bias)
+        ctx.save_for_backward(grad, q, k, v, bias, *seeds)
 
     @staticmethod
     def backward(ctx: Any, *of_grads: Any) -> tuple[Tensor | None, ...]:
         """``out`` and ``lse`` are functions of q, k and v here: no gradients of their own."""
-        grad, q, k, v, bias = ctx.saved_tensors
+        grad, q, k, v, bias, *seeds = ctx.saved_tensors
         found = attention_products.second_derivatives(
-            of_grads, grad, q, k, v, bias, ctx.is_causal, ctx.scale
+            of_grads, grad, q, k, v, bias, ctx.is_causal, ctx.scale, ctx.dropout_p, *seeds
         )
-        return None, *found, *(None,) * 5
+        return None, *found, *(None,) * 8
 
 
 def _plain(rules: Any) -> Any:
@@ -188,7 +211,21 @@ def _function(rules: Any, **methods: Any) -> Any:
 
 
 def _vmapped(op: Any, size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> Any:
-    """The rule of vmap: the mapped dimension joins the batch's, in front of it."""
+    """The rule of vmap: the mapped dimension joins the batch's, in front of it.
+
+    With dropout it does not, for a weight's number depends on its place in the batch.
+    """
+    if args[-3] != 0:
+
+        def part(t: Any, dim: int | None, i: int) -> Any:
+            if dim is None:
+                return t
+            t = t.select(dim, i)
+            return t if t.dim() == 4 else t.contiguous()
+
+        pairs = list(zip(args, in_dims, strict=True))
+        results = [op(*(part(*pair, i) for pair in pairs)) for i in range(size)]
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
     def joined(t: Any, dim: int | None) -> Any:
         if not isinstance(t, Tensor):
@@ -205,8 +242,10 @@ def _vmapped(op: Any, size: int, in_dims: tuple[int | None, ...], args: tuple[An
 def _register(rules: Any) -> None:
     """The kernels of the Autograd key, and of the key at which ``torch.func`` begins."""
     op, plain, transformed = rules.op, _plain(rules), _transformed(rules)
+    arity = len(op._schema.arguments)
 
     def autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
+        args = _whole(args, arity)
         try:
             tensors = [t for t in args if isinstance(t, Tensor)]
             if ops._forward_mode() or ops._traced_tangent(*tensors):
@@ -224,6 +263,7 @@ def _register(rules: Any) -> None:
         if (outer := functionalized()) is not None:
             with outer.redispatch_to_next():
                 return outer.wrap_tensors(op(*outer.unwrap_tensors(args)))
+        args = _whole(args, arity)
         if op is FORWARD:
             args = (*(ops._float32(t) for t in args[:4]), *args[4:])
         if ops._forward_mode() or _in_jvp():
@@ -232,6 +272,11 @@ def _register(rules: Any) -> None:
 
     _LIB.impl(op._opname, autograd, "Autograd", with_keyset=True)
     _LIB.impl(op._opname, functorch, "FuncTorchDynamicLayerFrontMode")
+
+
+def _whole(args: tuple[Any, ...], arity: int) -> tuple[Any, ...]:
+    """A call's operands: the dispatcher leaves out those at their end that are the defaults."""
+    return args + (0.0, None, None)[3 - (arity - len(args)) :]
 
 
 def _in_jvp() -> bool:
@@ -250,16 +295,16 @@ def _say_what_is_wrong(op: Any, args: tuple[Any, ...]) -> None:
         _check(op._opname, **given)
         for name, t in given.items():
             _checks.storage(op._opname, name, t)
+        dropout_p, seed, offset = args[-3:]
+        _check_dropout(op._opname, args[names.index("q")], dropout_p, seed=seed, offset=offset)
     except (TypeError, ValueError) as known:
         raise known from None
 
 
-def _autocast(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float
-) -> Any:
+def _autocast(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any) -> Any:
     q, k, v, bias = ops._float32(q), ops._float32(k), ops._float32(v), ops._float32(bias)
     with torch._C._ExcludeDispatchKeyGuard(ops._AUTOCAST_KEYS):
-        return FORWARD(q, k, v, bias, is_causal, scale)
+        return FORWARD(q, k, v, bias, *rest)
 
 
 for _rules in (_AttentionForward, _AttentionBackward):

@@ -149,8 +149,8 @@ def convert(
             Or torch's classes of convolutions, for those that are products.
         attention: also have the attention of transformers' models be xgemm's where it is "sdpa",
             torch's function: `scaled_dot_product_attention` in float32 where its kernels take a
-            call, and theirs where they do not, as with dropout or under autocast. Each such model
-            has a row. It is the entry "xgemm" in transformers' table of implementations, to which
+            call, and theirs where they do not, as under autocast. Each such model has a row. It is
+            the entry "xgemm" in transformers' table of implementations, to which
             ``config`` then refers; checkpoints do not hold it.
 
     Returns:

@@ -490,7 +490,7 @@ def _attention(tally: Tally, how: dict[str, Any], given: float | None) -> _Handl
         reason = _reason(tensors) or attention.why_torchs(q, k, v, bias, dropout_p, how)
         if reason := reason or _small_attention(q, k, flops, given):
             return None, flops, reason
-        result = attention.as_torchs_forward(q, k, v, bias, wants_lse, is_causal, scale)
+        result = attention.as_torchs_forward(q, k, v, bias, wants_lse, dropout_p, is_causal, scale)
         return result, flops, ""
 
     return _counted(tally, lambda args, kwargs: taken(*args, **kwargs))
@@ -512,7 +512,9 @@ def _attention_backward(tally: Tally, how: dict[str, Any], given: float | None) 
         reason = reason or attention.why_torchs(q, k, v, bias, dropout_p, how)
         if reason := reason or _small_attention(q, k, flops, given, backward=True):
             return None, flops, reason
-        result = attention.as_torchs_backward(grad, q, k, v, bias, out, lse, is_causal, scale)
+        result = attention.as_torchs_backward(
+            grad, q, k, v, bias, out, lse, seed, offset, dropout_p, is_causal, scale
+        )
         return result, flops, ""
 
     return _counted(tally, lambda args, kwargs: taken(*args, **kwargs))

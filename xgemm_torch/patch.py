@@ -259,9 +259,9 @@ def patch(
     cells, and the products of backward passes; ``_grouped_mm``, experts' products; convolutions
     without groups and padding whose stride is their kernel's size, as of 1x1 and patch embeddings;
     and, on compute capability 9.0, the operator that ``scaled_dot_product_attention`` and the
-    modules that call it are in FP32, with its backward: of heads of up to 128, without dropout and
-    without a gradient of the mask. Everything else is torch's, untouched: other dtypes, sparse and
-    nested tensors, empty products, errors.
+    modules that call it are in FP32, with its backward: of heads of up to 128, without a gradient
+    of the mask; dropout drops the weights that torch's operator drops. Everything else is torch's,
+    untouched: other dtypes, sparse and nested tensors, empty products, errors.
 
     What torch computes in one operator otherwise has no product to take: attention elsewhere (but
     for torch's math fallback), other convolutions, cuDNN's and oneDNN's RNN layers, the fast path

@@ -79,6 +79,11 @@ std::vector<Operand> operands(const Attention& a, bool backward, const Context& 
   heads("V", a.v, false, a.keys, a.width);
   heads("the bias", a.bias, false, a.queries, a.keys);
   heads("the result", a.out, !backward, a.queries, a.width);
+  const auto number = [&](const char* name, const int64_t* x) {
+    if (x)
+      all.emplace_back(name, const_cast<int64_t*>(x), false, std::vector<Operand::Axis>{{1, 2}});
+  };
+  number("the seed", a.dropout.seed_at), number("the offset", a.dropout.offset_at);
   all.emplace_back("the logarithms", a.lse, !backward,
                    std::vector<Operand::Axis>{{a.lse_stride, a.all_heads()}, {1, a.lse_stride}});
   if (backward) {

@@ -51,8 +51,41 @@ Tensor new_heads(const Tensor& like, const Attention& a, int64_t rows) {
   return new_strided(like, 4, size.data(), stride.data());
 }
 
+// The least 32-bit number whose uniform number, as cuRAND makes it in float, is above p < 1.
+uint32_t least_above(float p) {
+  uint32_t least = 0;
+  for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+    const auto below = static_cast<float>(least + (bit - 1));
+    if (!(below * 0x1p-32f + 0x1p-33f > p)) least += bit;
+  }
+  return least;
+}
+
+// `seed` or `offset`: read here where it is on a CPU, else by the kernels.
+void read_number(const char* op, const char* name, const std::optional<Tensor>& t, const Tensor& q,
+                 int64_t& here, const int64_t*& there) {
+  if (!t) bad(op, "dropout needs a seed and an offset, got no ", name);
+  check_tensor(op, name, *t, t->is_cpu() ? *t : q, kInt64);
+  if (t->numel() != 1) bad(op, name, " must have one element, got shape ", shape_of(*t));
+  check_storage(op, name, *t, sizeof(int64_t));
+  const auto* const data = static_cast<const int64_t*>(t->const_data_ptr());
+  if (t->is_cpu() && !q.is_cpu()) here = *data;
+  else there = data;
+}
+
+Dropout describe(const char* op, const DropoutArgs& args, const Tensor& q) {
+  if (args.p == 0) return {};
+  const auto p = static_cast<float>(args.p);
+  if (!(p >= 0 && p < 1)) bad(op, "dropout_p must be in [0, 1), got ", args.p);
+  Dropout d{.on = true, .least = least_above(p), .factor = 1 / (1 - p)};
+  read_number(op, "seed", args.seed, q, d.seed, d.seed_at);
+  read_number(op, "offset", args.offset, q, d.offset, d.offset_at);
+  return d;
+}
+
 Attention describe(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
-                   const std::optional<Tensor>& bias, bool causal, double scale) {
+                   const std::optional<Tensor>& bias, bool causal, double scale,
+                   const DropoutArgs& dropout) {
   check(op, "q", q, q);
   if (!q.is_cpu() && !q.is_cuda())
     bad(op, "q is on ", device_of(q), "; cpu and cuda are supported");
@@ -72,6 +105,7 @@ Attention describe(const char* op, const Tensor& q, const Tensor& k, const Tenso
     check(op, "bias", *bias, q, &logits);
     a.bias = read(*bias);
   }
+  a.dropout = describe(op, dropout, q);
   a.q = read(q), a.k = read(k), a.v = read(v);
   a.lse_stride = (a.queries + 31) / 32 * 32;
   return a;
@@ -106,9 +140,10 @@ void run(const char* op, const Attention& a, const Tensor& q, bool backward) {
 }  // namespace
 
 std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                const std::optional<Tensor>& bias, bool causal, double scale) {
+                                const std::optional<Tensor>& bias, bool causal, double scale,
+                                const DropoutArgs& dropout) {
   const char* const op = kAttentionOp;
-  Attention a = describe(op, q, k, v, bias, causal, scale);
+  Attention a = describe(op, q, k, v, bias, causal, scale, dropout);
   const Tensor out = new_heads(q, a, a.queries);
   const Tensor lse =
       new_floats(q, {a.batch, a.heads, a.lse_stride}, std::max<int64_t>(a.lse_stride, 1), true);
@@ -126,9 +161,9 @@ std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& 
 std::array<Tensor, 3> attention_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
                                          const Tensor& v, const std::optional<Tensor>& bias,
                                          const Tensor& out, const Tensor& lse, bool causal,
-                                         double scale) {
+                                         double scale, const DropoutArgs& dropout) {
   const char* const op = kAttentionBackwardOp;
-  Attention a = describe(op, q, k, v, bias, causal, scale);
+  Attention a = describe(op, q, k, v, bias, causal, scale, dropout);
   const Sizes result{a.batch, a.heads, a.queries, a.width};
   check(op, "grad", grad, q, &result), check(op, "out", out, q, &result);
   check_tensor(op, "lse", lse, q);

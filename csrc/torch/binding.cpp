@@ -82,13 +82,14 @@ void check_storage(const std::string& op, const char* name, const Tensor& t, con
   check_reach(op, name, t, reach, element_bytes);
 }
 
-void check_storage(const std::string& op, const char* name, const Tensor& t) {
+void check_storage(const std::string& op, const char* name, const Tensor& t,
+                   int64_t element_bytes) {
   int64_t reach = 0;
   for (int64_t axis = 0; axis < t.dim(); ++axis) {
     if (t.size(axis) == 0) return;
     reach += (t.size(axis) - 1) * t.stride(axis);
   }
-  check_reach(op, name, t, reach, sizeof(float));
+  check_reach(op, name, t, reach, element_bytes);
 }
 
 // The axes of a tensor of up to 3, aligned at the last one.

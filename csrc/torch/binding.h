@@ -29,7 +29,7 @@ constexpr const char *kAttentionOp = "attention_forward",
                      *kAttentionBackwardOp = "attention_backward";
 
 // Of torch's ScalarType; fixed by its serialization format.
-constexpr int kUint8 = 0, kInt32 = 3, kFloat32 = 6;
+constexpr int kUint8 = 0, kInt32 = 3, kInt64 = 4, kFloat32 = 6;
 
 // The three axes of an operand, its batch axis having size 1 and stride 0 where it has none.
 struct Shape {
@@ -56,7 +56,8 @@ void check_storage(const std::string& op, const char* name, const Tensor& t, con
                    int64_t element_bytes = sizeof(float));
 
 // The same of a tensor of any dimensions, by its own sizes and strides.
-void check_storage(const std::string& op, const char* name, const Tensor& t);
+void check_storage(const std::string& op, const char* name, const Tensor& t,
+                   int64_t element_bytes = sizeof(float));
 
 // The axes of a tensor of up to 3, aligned at the last one; those of an operand, which is checked.
 Shape axes_of(const Tensor& t);
@@ -132,13 +133,20 @@ Tensor mixed_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>& c
 // The operator kGroupedOp.
 Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offs, const std::string& kernel);
 
+// What dropout is by: with p = 0 the others are not read.
+struct DropoutArgs {
+  double p = 0;
+  std::optional<Tensor> seed, offset;
+};
+
 // The operators kAttentionOp, which gives the result and lse, and kAttentionBackwardOp, which gives
 // dQ, dK and dV.
 std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                const std::optional<Tensor>& bias, bool causal, double scale);
+                                const std::optional<Tensor>& bias, bool causal, double scale,
+                                const DropoutArgs& dropout);
 std::array<Tensor, 3> attention_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
                                          const Tensor& v, const std::optional<Tensor>& bias,
                                          const Tensor& out, const Tensor& lse, bool causal,
-                                         double scale);
+                                         double scale, const DropoutArgs& dropout);
 
 }  // namespace xgemm

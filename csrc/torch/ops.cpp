@@ -487,17 +487,24 @@ void grouped_op(StableIValue* stack, uint64_t, uint64_t) {
                              to<std::string>(stack[3])));
 }
 
+// From the operand `at` on.
+DropoutArgs dropout_args(const StableIValue* stack, size_t at) {
+  return {to<double>(stack[at]), to<std::optional<Tensor>>(stack[at + 1]),
+          to<std::optional<Tensor>>(stack[at + 2])};
+}
+
 void attention_op(StableIValue* stack, uint64_t, uint64_t) {
   const auto [out, lse] =
       attention(to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]),
-                to<std::optional<Tensor>>(stack[3]), to<bool>(stack[4]), to<double>(stack[5]));
+                to<std::optional<Tensor>>(stack[3]), to<bool>(stack[4]), to<double>(stack[5]),
+                dropout_args(stack, 6));
   stack[0] = from(out), stack[1] = from(lse);
 }
 void attention_backward_op(StableIValue* stack, uint64_t, uint64_t) {
   const auto all = attention_backward(
       to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]), to<Tensor>(stack[3]),
       to<std::optional<Tensor>>(stack[4]), to<Tensor>(stack[5]), to<Tensor>(stack[6]),
-      to<bool>(stack[7]), to<double>(stack[8]));
+      to<bool>(stack[7]), to<double>(stack[8]), dropout_args(stack, 9));
   for (size_t i = 0; i < all.size(); ++i) stack[i] = from(all[i]);
 }
 
@@ -564,12 +571,14 @@ std::vector<Operator> operators() {
                      "precision=\"fp32\", str kernel=\"auto\") -> Tensor",
                  true});
   all.push_back({std::string(kAttentionOp) +
-                     "(Tensor q, Tensor k, Tensor v, Tensor? bias, bool is_causal, float scale) -> "
+                     "(Tensor q, Tensor k, Tensor v, Tensor? bias, bool is_causal, float scale, "
+                     "float dropout_p=0.0, Tensor? seed=None, Tensor? offset=None) -> "
                      "(Tensor, Tensor)",
                  true});
   all.push_back({std::string(kAttentionBackwardOp) +
                      "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor "
-                     "lse, bool is_causal, float scale) -> (Tensor, Tensor, Tensor)",
+                     "lse, bool is_causal, float scale, float dropout_p=0.0, Tensor? seed=None, "
+                     "Tensor? offset=None) -> (Tensor, Tensor, Tensor)",
                  true});
   all.push_back({"prepack(Tensor b, *, bool trans_b=False, str kernel=\"auto\") -> Tensor", false});
   return all;

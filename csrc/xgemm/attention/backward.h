@@ -5,6 +5,7 @@
 //
 // with P = 2^(S - lse), dP = dO V^T, dS = P (dP - delta), delta_i = dO_i O_i. S and dP are made in
 // both: seven products in place of five, no atomic additions, and P^T and dS never leave registers.
+// Dropout takes P out of dV, and dP out of dS, where it took P out of the result.
 #pragma once
 
 #include "xgemm/attention/forward.h"
@@ -59,6 +60,32 @@ __device__ __forceinline__ void accumulate(float (&to)[blocks_of(kWidth)][kSums]
   multiply_blocks(f, b, add, meanwhile);
 }
 
+// The second of a pair of slots: none wraps around.
+template <int kBuffers>
+__device__ __forceinline__ PipelineState<kBuffers> second_of(PipelineState<kBuffers> at) {
+  static_assert(kBuffers % 2 == 0);
+  ++at.slot;
+  return at;
+}
+
+// Between P and dP, P's sign says which weights dropout takes: its bit is set. |P| is P.
+template <int kCount, class Kept>
+__device__ __forceinline__ void mark_dropped(float (&p)[kCount], const Kept& kept) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) p[e] = kept.at(e) ? p[e] : -p[e];
+}
+__device__ __forceinline__ float left_of(float p, float factor) {
+  return float_to_bits(p) >> 31 ? 0.f : factor;
+}
+template <int kCount>
+__device__ __forceinline__ void drop(SumsOf<kCount>& u, const float (&p)[kCount], float factor) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) {
+    const float left = left_of(p[e], factor);
+    u.hi[e] *= left, u.corr[e] *= left;
+  }
+}
+
 // Of 128 columns a launch each makes dV and dK: a thread has no registers for the sums of both.
 template <int kWidth, bool kBias, bool kDv, bool kDk>
 __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
@@ -107,7 +134,6 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
   if (begin >= job.query_tiles) return store();
   const int its_tile = head * job.key_tiles + tile, first_query = head * job.query_tiles;
   const float base2 = job.base2 * job.undo_k[its_tile], undo_v = job.undo_v[its_tile];
-  PipelineState<kBackwardBuffers> before = at;
   mbarrier_wait(&ring.barriers.first, 0);
   const auto go_over = [&]<int kColumns>(int from, int to) {
 #pragma unroll 1
@@ -118,15 +144,16 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
       SumsOf<kCount> s;
       ring.barriers.wait(at);
       multiply(s, ring.k, q);
-      at.advance();
-      const TileSlot<kWidth>& grad = ring.slots[at.slot];
-      const auto& stats = ring.stats[at.slot / 2];
+      KeysKept<kColumns> kept;
+      if (a.dropout.on) kept.draw(a, head, t * kTile, j);
+      const PipelineState<kBackwardBuffers> second = second_of(at);
+      const TileSlot<kWidth>& grad = ring.slots[second.slot];
+      const auto& stats = ring.stats[second.slot / 2];
       [[maybe_unused]] SumsOf<kCount> u;
-      ring.barriers.wait(at);
+      ring.barriers.wait(second);
       // Whether dP's products run while P is made: a bias takes the registers for it.
       constexpr bool kBoth = kDk && !kBias;
       if constexpr (kBoth) multiply(u, ring.v, grad);
-      at.advance();
       wgmma_wait<kBoth ? 1 : 0>();
       s.settle();
 
@@ -155,8 +182,12 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
 #pragma unroll
         for (int x = 0; x < 4; ++x) p[e + x] = exp2_approximate(fmaf(p[e + x], scale, -lse[x % 2]));
       }
+      if (a.dropout.on) mark_dropped(p, kept);
       if constexpr (kDk && !kBoth) multiply(u, ring.v, grad);
-      if constexpr (kDk) wgmma_wait<0>(), u.settle();
+      if constexpr (kDk) {
+        wgmma_wait<0>(), u.settle();
+        if (a.dropout.on) drop(u, p, a.dropout.factor);
+      }
       [[maybe_unused]] float ds[kCount], undo_p[2], undo_ds[2];
 #pragma unroll
       for (int e = 0; e < kCount; e += 4) {
@@ -168,12 +199,16 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
         for (int x = 0; x < 4; ++x) {
           if constexpr (kDk) {
             const float dp = u.at(e + x) * undo_v;
-            ds[e + x] = p[e + x] * fmaf(dp, undo_grad[x % 2], -delta[x % 2]);
+            ds[e + x] = fabsf(p[e + x]) * fmaf(dp, undo_grad[x % 2], -delta[x % 2]);
           }
           if constexpr (kDv) p[e + x] *= undo_grad[x % 2];
         }
       }
       [[maybe_unused]] Fragments<kColumns> of_p, of_ds;
+      if (kDv && a.dropout.on) {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) p[e] = fabsf(p[e]) * left_of(p[e], a.dropout.factor);
+      }
       const auto split_ds = [&] {
         split_rows(of_ds, ds, undo_ds);
         undo_ds[0] *= undo_q, undo_ds[1] *= undo_q;
@@ -187,8 +222,8 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
         split_ds();
       }
       if constexpr (kDk) accumulate(dk, of_ds, q, undo_ds, [] {});
-      ring.barriers.give_back(before);
-      ring.barriers.give_back(before);
+      ring.barriers.give_back(at);
+      ring.barriers.give_back(at);
     }
   };
   const int whole = kShort<kWidth, kBias> ? job.whole_queries : job.query_tiles;
@@ -245,7 +280,6 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
     lse[x] = stat(kLse2), delta[x] = stat(kDelta), undo_grad[x] = stat(kUndo);
   }
   const float base2 = job.base2 * job.undo_q[block.first_query + group];
-  PipelineState<kBackwardBuffers> before = at;
   mbarrier_wait(&ring.barriers.first, 0);
   const auto go_over = [&]<int kColumns>(int from, int to) {
 #pragma unroll 1
@@ -256,38 +290,41 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
       constexpr bool kBoth = kGroups == 1 && !kBias;  // else they have not the registers
       const TileSlot<kWidth>& k = ring.slots[at.slot];
       SumsOf<kCount> s, u;
+      QueriesKept<kColumns> kept;
       ring.barriers.wait(at);
       multiply(s, ring.q[group], k);
-      at.advance();
-      const TileSlot<kWidth>& v = ring.slots[at.slot];
-      ring.barriers.wait(at);
+      if (a.dropout.on) kept.draw(a, head, i, t * kTile);
+      const PipelineState<kBackwardBuffers> second = second_of(at);
+      const TileSlot<kWidth>& v = ring.slots[second.slot];
+      ring.barriers.wait(second);
       if constexpr (kBoth) multiply(u, ring.grad[group], v);
-      at.advance();
       wgmma_wait<kBoth ? 1 : 0>();
       s.settle();
       float p[kCount], undo[2], scale = base2 * undo_k;
       make_logits<kBias>(p, s, scale, bias, a, i, t * kTile);
 #pragma unroll
       for (int e = 0; e < kCount; ++e) p[e] = exp2_approximate(fmaf(p[e], scale, -lse[half_of(e)]));
+      if (a.dropout.on) mark_dropped(p, kept);
       if constexpr (!kBoth) multiply(u, ring.grad[group], v);
       wgmma_wait<0>();
       u.settle();
+      if (a.dropout.on) drop(u, p, a.dropout.factor);
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
-        p[e] *= fmaf(u.at(e), undo_v * undo_grad[half_of(e)], -delta[half_of(e)]);
+        p[e] = fabsf(p[e]) * fmaf(u.at(e), undo_v * undo_grad[half_of(e)], -delta[half_of(e)]);
       }
       Fragments<kColumns> f;
       split_rows(f, p, undo);
       undo[0] *= undo_k, undo[1] *= undo_k;
       accumulate(dq, f, k, undo, [] {});
-      ring.barriers.give_back(before);
-      ring.barriers.give_back(before);
+      ring.barriers.give_back(at);
+      ring.barriers.give_back(at);
     }
   };
   const int whole = kShort<kWidth, kBias> && job.whole_keys < mine ? job.whole_keys : mine;
   go_over.template operator()<kTile>(0, whole);
   if constexpr (kShort<kWidth, kBias>) go_over.template operator()<kShortTile>(whole, mine);
-  skip_pairs(ring, before, block.steps - mine);
+  skip_pairs(ring, at, block.steps - mine);
   const float of_dq[2] = {a.scale, a.scale};
   store_rows<kWidth>(a.dq.head(b, h), i, a.queries, a.width, dq, of_dq);
 }

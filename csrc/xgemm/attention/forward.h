@@ -5,7 +5,7 @@
 // its two limbs have all that counts: 22 bits down to 2^-29, then an error of 2^-51.
 #pragma once
 
-#include "xgemm/attention/products.h"
+#include "xgemm/attention/dropout.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
@@ -149,6 +149,8 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
       SumsOf<kCount> s;
       ring.barriers.wait(at);
       multiply(s, ring.q[group], ring.slots[at.slot]);
+      QueriesKept<kColumns> kept;
+      if (a.dropout.on) kept.draw(a, head, i, t * kTile);
       wgmma_wait<0>();
       s.settle();
       ring.barriers.give_back(at);
@@ -179,6 +181,10 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
         p[e] = exp2_approximate(fmaf(p[e], scale, -shift[half_of(e)]));
         sum[half_of(e)] += p[e];
       }
+      if (a.dropout.on) {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) p[e] *= kept.at(e) ? 1.f : 0.f;
+      }
       Fragments<kColumns> f;
       f.split(p);
       ring.barriers.wait(at);
@@ -202,7 +208,7 @@ __global__ void __launch_bounds__(threads_for(kForwardGroups<kWidth>), 1)
   for (int x = 0; x < 2; ++x) {
     const float all = sum_of_row(sum[x]);
     // NaN, too, is no 0.
-    scales[x] = all == 0.f ? 0.f : 1.f / all;
+    scales[x] = all == 0.f ? 0.f : a.dropout.factor / all;
     const int64_t row = i + place.row + 8 * x;
     if (place.column == 0 && row < a.lse_stride)
       a.lse[head * a.lse_stride + row] =

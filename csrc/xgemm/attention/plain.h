@@ -6,7 +6,7 @@
 // a lane. Products with those are summed by lanes that have columns of the result.
 #pragma once
 
-#include "xgemm/attention/tiles.h"
+#include "xgemm/attention/dropout.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
@@ -185,7 +185,8 @@ __device__ __forceinline__ void plain_forward(PlainRoom& room, const PlainJob& j
       for (int x = 0; x < 2; ++x) {
         const float p = exp2_approximate(s[r][x] - shift);
         sum[r] += p;
-        room.weights[0][warp * kEachRows + r][lane + 32 * x] = p;
+        room.weights[0][warp * kEachRows + r][lane + 32 * x] =
+            p * left_of_weight(a, head, first + r, j + lane + 32 * x);
       }
     }
     __syncwarp();
@@ -254,9 +255,10 @@ __device__ __forceinline__ void plain_backward(PlainRoom& room, const PlainJob& 
         const bool there = query < a.queries && key < a.keys;
         const float lse = there ? *job.stats.at(head, kLse2, query) : 0.f;
         const float p = there ? exp2_approximate(plain_exponent(logit, lse)) : 0.f;
-        const float ds = there ? p * (dp[r][x] - *job.stats.at(head, kDelta, query)) : 0.f;
+        const float left = left_of_weight(a, head, query, key);
+        const float ds = there ? p * (dp[r][x] * left - *job.stats.at(head, kDelta, query)) : 0.f;
         room.weights[0][warp * kEachRows + r][lane + 32 * x] = ds;
-        room.weights[1][warp * kEachRows + r][lane + 32 * x] = p;
+        room.weights[1][warp * kEachRows + r][lane + 32 * x] = p * left;
       }
     __syncwarp();
     add_plain(sums, room.weights[0], room.tile[0], width);

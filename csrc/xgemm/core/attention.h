@@ -17,6 +17,19 @@ struct Heads {
   }
 };
 
+// Dropout of P: a weight whose number is below `least` becomes 0, another is multiplied by
+// `factor`, 1 / (1 - p). The number of query i and key j of head n is word offset + (n queries + i)
+// keys + j of the Philox stream of a seed, as in torch's kernels, so that each takes up the other's
+// pass.
+struct Dropout {
+  bool on = false;
+  uint32_t least = 0;
+  float factor = 1.f;
+  int64_t seed = 0, offset = 0;
+  const int64_t *seed_at = nullptr,
+                *offset_at = nullptr;  // where they are on the device, else null
+};
+
 struct Attention {
   int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0;
   Heads<const float> q, k, v;
@@ -28,6 +41,7 @@ struct Attention {
   int64_t lse_stride = 0;
   bool causal = false;  // query i sees keys 0 to i
   float scale = 1.f;
+  Dropout dropout;
   // Of the backward pass: that of `out`, and those that it writes.
   Heads<const float> grad;
   Heads<float> dq, dk, dv;
