@@ -15,6 +15,7 @@ namespace {
 struct Plan {
   Tiles q, k, v, grad;
   Stats stats;
+  KeptBits kept;
   size_t bytes = 0;
 };
 Plan plan_tiles(const Attention& a, bool backward, void* workspace) {
@@ -29,6 +30,12 @@ Plan plan_tiles(const Attention& a, bool backward, void* workspace) {
     p.stats = {.heads = a.all_heads(), .rows = a.queries};
     p.stats.data = static_cast<float*>(all.place(times(static_cast<size_t>(p.stats.heads * kStats),
                                                        static_cast<size_t>(p.stats.stride()) * 4)));
+    if (a.dropout.on) {
+      p.kept = {.key_tiles = static_cast<int>(p.k.tiles()),
+                .query_tiles = static_cast<int>(p.q.tiles())};
+      p.kept.data = static_cast<uint32_t*>(
+          all.place(times(static_cast<size_t>(p.kept.words(a.all_heads())), sizeof(uint32_t))));
+    }
   }
   p.bytes = all.bytes;
   return p;
@@ -104,7 +111,8 @@ void run_backward_of(const Attention& a, const Plan& p, const Context& context) 
                   .key_tiles = static_cast<int>(p.k.tiles()),
                   .whole_queries = static_cast<int>(whole_tiles_of(p.q.rows)),
                   .whole_keys = static_cast<int>(whole_tiles_of(p.k.rows)),
-                  .blocks = static_cast<int>(tiles_of(a.keys))};
+                  .blocks = static_cast<int>(tiles_of(a.keys)),
+                  .kept = p.kept};
   const auto enqueue = [&](void (*kernel)(BackwardJob), size_t smem) {
     launch(kernel,
            {.grid = grid_of(a, job.blocks),

@@ -22,6 +22,7 @@ struct BackwardJob {
   int query_tiles, key_tiles;  // those that are seen
   int whole_queries, whole_keys;  // those of them that are not short
   int blocks;  // of a head
+  KeptBits kept;  // of dropout
 };
 
 // Blocks of keys have one warpgroup each: two blocks on a multiprocessor, with a ring each, take 1
@@ -145,7 +146,6 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
       ring.barriers.wait(at);
       multiply(s, ring.k, q);
       KeysKept<kColumns> kept;
-      if (a.dropout.on) kept.draw(a, head, t * kTile, j);
       const PipelineState<kBackwardBuffers> second = second_of(at);
       const TileSlot<kWidth>& grad = ring.slots[second.slot];
       const auto& stats = ring.stats[second.slot / 2];
@@ -154,6 +154,10 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
       // Whether dP's products run while P is made: a bias takes the registers for it.
       constexpr bool kBoth = kDk && !kBias;
       if constexpr (kBoth) multiply(u, ring.v, grad);
+      if (a.dropout.on) {
+        if constexpr (kDv) kept.draw(a, job.kept, head, t * kTile, tile);
+        else kept.load(job.kept, head, t * kTile, tile);
+      }
       wgmma_wait<kBoth ? 1 : 0>();
       s.settle();
 
@@ -259,8 +263,8 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
   }
   registers_for_math<kGroups, 1>();
   const int tile = block.first + group;
-  const int64_t head = block.head;
-  const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
+  const int head = static_cast<int>(block.head), heads = static_cast<int>(a.heads);
+  const int b = head / heads, h = head % heads;
   const int i = tile * kTile;
   const int mine = tile < block.last ? tiles_seen(a, tile, job.key_tiles) : 0;
   if (!mine) return skip_pairs(ring, at, block.steps);
@@ -291,9 +295,10 @@ __global__ void __launch_bounds__(threads_for(kQueriesGroups<kWidth>), 1)
       const TileSlot<kWidth>& k = ring.slots[at.slot];
       SumsOf<kCount> s, u;
       QueriesKept<kColumns> kept;
+      if (a.dropout.on) kept.load(job.kept, head, i, t);
       ring.barriers.wait(at);
       multiply(s, ring.q[group], k);
-      if (a.dropout.on) kept.draw(a, head, i, t * kTile);
+      if (a.dropout.on) kept.exchange();
       const PipelineState<kBackwardBuffers> second = second_of(at);
       const TileSlot<kWidth>& v = ring.slots[second.slot];
       ring.barriers.wait(second);

@@ -1,4 +1,5 @@
-// Which weights dropout leaves (core/attention.h), a bit each, drawn anew wherever P is made.
+// Which weights dropout leaves (core/attention.h), a bit each, drawn where P is made: in each pass
+// once.
 //
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) gives four
 // numbers a call, of four neighbouring keys of a query. A warp makes each call of its part of a
@@ -64,54 +65,97 @@ struct Stream {
   }
 };
 
+// Bits of the backward pass, which its first kernel draws and the others read: [head][tile of
+// keys][16 keys][two queries] a word of 16 bits of each.
+struct KeptBits {
+  uint32_t* data = nullptr;
+  int key_tiles = 0, query_tiles = 0;
+
+  XGEMM_HD int64_t words(int64_t heads) const {
+    return heads * key_tiles * query_tiles * (kTile * kTile / 32);
+  }
+  // Of a tile's keys from 16 n on, and queries from an even i on.
+  __device__ __forceinline__ uint32_t& at(int64_t head, int tile, int n, int i) const {
+    const int64_t row = (head * key_tiles + tile) * 4 + n;
+    return data[row * (query_tiles * (kTile / 2)) + i / 2];
+  }
+};
+
 // Of a tile whose rows are queries from i on, and whose kColumns columns are keys from j on, those
-// of a thread's elements. A lane draws half of a row: of four that share two rows.
+// of a thread's elements. A lane has half of a row first: of four that share two rows.
 template <int kColumns>
 struct QueriesKept {
   uint32_t bits = ~0u;
+
   __device__ __forceinline__ bool at(int e) const {
     constexpr int kEach = kColumns / 16;  // eights of columns in a half
     const int n = e / 4;
     return bits >> (n % kEach * 8 + n / kEach * 4 + e % 4) & 1;
   }
-  __device__ __forceinline__ void draw(const Attention& a, int64_t head, int64_t i, int64_t j) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, q = lane % 4;
-    const Place place;
+  __device__ __forceinline__ void draw(const Attention& a, int64_t head, int i, int j) {
     const Stream stream(a, head);
-    const uint32_t half = stream.left<kColumns / 8>(
-        stream.at(i + place.row + 8 * (q % 2), j + q / 2 * (kColumns / 2)));
+    bits = stream.left<kColumns / 8>(stream.at(i + row(), j + lane() / 2 % 2 * (kColumns / 2)));
+    exchange();
+  }
+  // Half a row yet: exchange() follows, when the loads have had time.
+  __device__ __forceinline__ void load(const KeptBits& from, int64_t head, int i, int tile) {
+    const int mine = i + row(), right = lane() / 2 % 2, shift = mine % 2 * 16;
+    const auto sixteen = [&](int n) { return from.at(head, tile, n, mine) >> shift & 0xffffu; };
+    if constexpr (kColumns == kTile) bits = sixteen(2 * right) | sixteen(2 * right + 1) << 16;
+    else bits = sixteen(0) >> (8 * right);
+  }
+  __device__ __forceinline__ void exchange() {
+    const int q = lane() % 4;
+    const uint32_t half = bits;
     bits = 0;
 #pragma unroll
     for (int other = 0; other < 4; ++other) {
-      const uint32_t its = __shfl_sync(0xffffffffu, half, lane - q + other);
+      const uint32_t its = __shfl_sync(0xffffffffu, half, lane() - q + other);
       bits |= (its >> (2 * q) & 0x03030303u) << (other / 2 * 4 + other % 2 * 2);
     }
   }
+
+ private:
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ __forceinline__ int row() { return Place().row + lane() % 2 * 8; }
 };
 
-// Likewise of a tile whose rows are keys from j on, and whose columns are queries from i on. A lane
-// draws its warp's 16 keys of two queries.
+// Likewise of a tile whose rows are keys from 64 `tile` on, and whose columns are queries from i
+// on. A lane has its warp's 16 keys of two queries first.
 template <int kColumns>
 struct KeysKept {
   uint32_t bits = ~0u;
+
   __device__ __forceinline__ bool at(int e) const {
     return bits >> (e / 4 + e / 2 % 2 * 8 + e % 2 * 16) & 1;
   }
-  __device__ __forceinline__ void draw(const Attention& a, int64_t head, int64_t i, int64_t j) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, q = lane % 4;
-    const Place place;
+  __device__ __forceinline__ void draw(const Attention& a, const KeptBits& to, int64_t head, int i,
+                                       int tile) {
     const Stream stream(a, head);
     uint32_t two = 0;
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      const uint32_t its = stream.left<4>(stream.at(i + 2 * lane + b, j + place.row / 16 * 16));
-      two |= (its & 0xffffu) << (16 * b);
+      const uint64_t from = stream.at(i + 2 * lane() + b, tile * kTile + 16 * warp());
+      two |= (stream.left<4>(from) & 0xffffu) << (16 * b);
     }
+    to.at(head, tile, warp(), i + 2 * lane()) = two;
+    exchange(two);
+  }
+  __device__ __forceinline__ void load(const KeptBits& from, int64_t head, int i, int tile) {
+    exchange(from.at(head, tile, warp(), i + 2 * lane()));
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ __forceinline__ int warp() {
+    return static_cast<int>(threadIdx.x) % kGroup / 32;
+  }
+  __device__ __forceinline__ void exchange(uint32_t two) {
     bits = 0;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      const uint32_t its = __shfl_sync(0xffffffffu, two, 4 * n + q);
-      bits |= (its >> (place.row % 16) & 0x01010101u) << n;
+      const uint32_t its = __shfl_sync(0xffffffffu, two, 4 * n + lane() % 4);
+      bits |= (its >> (lane() / 4) & 0x01010101u) << n;
     }
   }
 };
