@@ -146,6 +146,10 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
       ring.barriers.wait(at);
       multiply(s, ring.k, q);
       KeysKept<kColumns> kept;
+      if (a.dropout.on) {
+        if constexpr (kDv) kept.draw(a, job.kept, head, t * kTile, tile);
+        else kept.load(job.kept, head, t * kTile, tile);
+      }
       const PipelineState<kBackwardBuffers> second = second_of(at);
       const TileSlot<kWidth>& grad = ring.slots[second.slot];
       const auto& stats = ring.stats[second.slot / 2];
@@ -154,10 +158,6 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
       // Whether dP's products run while P is made: a bias takes the registers for it.
       constexpr bool kBoth = kDk && !kBias;
       if constexpr (kBoth) multiply(u, ring.v, grad);
-      if (a.dropout.on) {
-        if constexpr (kDv) kept.draw(a, job.kept, head, t * kTile, tile);
-        else kept.load(job.kept, head, t * kTile, tile);
-      }
       wgmma_wait<kBoth ? 1 : 0>();
       s.settle();
 
