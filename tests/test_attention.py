@@ -624,6 +624,19 @@ def test_each_drops_what_the_other_dropped(sizes, causal, gpu):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
+def captured(step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of a step, which has run on another stream first; and the results it writes."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = step()
+    return graph, held
+
+
 @on_a_gpu
 def test_a_graph_drops_others_each_time(gpu):
     eye = torch.eye(64, device=gpu).expand(2, 4, 64, 64).clone().requires_grad_()
@@ -633,14 +646,7 @@ def test_a_graph_drops_others_each_time(gpu):
         out = sdpa(q, q, eye, dropout_p=0.5)
         return out.detach(), torch.autograd.grad(out.sum(), eye)[0]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        left, of_v = step()
+    graph, (left, of_v) = captured(step)
     found = []
     for _ in range(2):
         graph.replay()
@@ -1248,14 +1254,7 @@ def test_a_graph_holds_the_calls(gpu):
         out = sdpa(q, k, v, is_causal=True)
         return out.detach(), torch.autograd.grad(out, q, dout)[0]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        held = step()
+    graph, held = captured(step)
     for _ in range(2):
         with torch.no_grad():
             q.normal_()
