@@ -173,16 +173,21 @@ W2 = spread(6, 3, 2, 2, seed=1)
 
 
 def test_precision_and_kernels_reach_the_product():
+    """Bits are those of sgemm by the same options, of which stages of limbs have others."""
     x, w = problems.wide(2 * 300, 4).reshape(2, 300, 4), problems.wide(7, 300)
-    for options in ({"precision": "ieee"}, {"kernel": problems.STRICT[0]}):
-        want = xgemm_torch.sgemm(w, x, **options)
-        with everything(**options):
-            assert torch.equal(F.conv1d(x, w[..., None]), want)
+    stages = problems.STRICT[0], *problems.EMULATED[:1]
+    found = []
+    for options in ({"precision": "ieee"}, *({"kernel": stage} for stage in stages)):
+        found.append(xgemm_torch.sgemm(w, x, **options))
+        with everything(**options) as p:
+            assert torch.equal(F.conv1d(x, w[..., None]), found[-1])
+        assert p.taken == 1
         layer = nn.Conv1d(300, 7, 1, bias=False)
         layer.weight.data = w[..., None]
         convert(layer, **options)
-        assert torch.equal(layer(x), want)
-        assert not torch.equal(want, F.conv1d(x, w[..., None]))
+        assert torch.equal(layer(x), found[-1])
+    assert torch.equal(*found[:2])
+    assert not any(torch.equal(found[0], other) for other in found[2:])
 
 
 NO_PRODUCT = {
