@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 from . import ops
 
 _ONE = 1 - 2.0**-25  # from here on it is 1 in float32
+_MOST = 2**62  # of a random seed: randint counts to it in int64
 Seeds = tuple[Tensor | None, Tensor | None]
 """A seed and an offset, int64 of one element; None without dropout."""
 
@@ -43,7 +44,7 @@ def draw(dropout_p: float, q: Tensor, keys: int) -> Seeds:
     if dropout_p == 0:
         return None, None
     if not q.is_cuda or _is_recorded():
-        number = torch.randint(2**62, (), dtype=torch.int64, device=q.device)
+        number = torch.randint(_MOST, (), dtype=torch.int64, device=q.device)
         return number, torch.zeros((), dtype=torch.int64, device=q.device)
     generator = torch.cuda.default_generators[q.get_device()]
     offset = generator.get_offset()

@@ -210,6 +210,11 @@ def _function(rules: Any, **methods: Any) -> Any:
     return type(rules.__name__[1:], bases, {name: staticmethod(f) for name, f in methods.items()})
 
 
+def _dense_lse(t: Tensor) -> Tensor:
+    """An operand of any strides, but the logarithms, which are read dense."""
+    return t if t.dim() == 4 else t.contiguous()
+
+
 def _vmapped(op: Any, size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> Any:
     """The rule of vmap: the mapped dimension joins the batch's, in front of it.
 
@@ -220,8 +225,7 @@ def _vmapped(op: Any, size: int, in_dims: tuple[int | None, ...], args: tuple[An
         def part(t: Any, dim: int | None, i: int) -> Any:
             if dim is None:
                 return t
-            t = t.select(dim, i)
-            return t if t.dim() == 4 else t.contiguous()
+            return _dense_lse(t.select(dim, i))
 
         pairs = list(zip(args, in_dims, strict=True))
         results = [op(*(part(*pair, i) for pair in pairs)) for i in range(size)]
@@ -232,7 +236,7 @@ def _vmapped(op: Any, size: int, in_dims: tuple[int | None, ...], args: tuple[An
             return t
         t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
         t = t.flatten(0, 1)  # no copy of what is shared where the batch is 1
-        return t if t.dim() == 4 else t.contiguous()  # the logarithms are read dense
+        return _dense_lse(t)
 
     batch = args[0].shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
     results = op(*(joined(t, dim) for t, dim in zip(args, in_dims, strict=True)))

@@ -73,7 +73,7 @@ void read_number(const char* op, const char* name, const std::optional<Tensor>& 
   else there = data;
 }
 
-Dropout describe(const char* op, const DropoutArgs& args, const Tensor& q) {
+Dropout dropout_of(const char* op, const DropoutArgs& args, const Tensor& q) {
   if (args.p == 0) return {};
   const auto p = static_cast<float>(args.p);
   if (!(p >= 0 && p < 1)) bad(op, "dropout_p must be in [0, 1), got ", args.p);
@@ -105,7 +105,7 @@ Attention describe(const char* op, const Tensor& q, const Tensor& k, const Tenso
     check(op, "bias", *bias, q, &logits);
     a.bias = read(*bias);
   }
-  a.dropout = describe(op, dropout, q);
+  a.dropout = dropout_of(op, dropout, q);
   a.q = read(q), a.k = read(k), a.v = read(v);
   a.lse_stride = (a.queries + 31) / 32 * 32;
   return a;

@@ -133,7 +133,8 @@ Tensor mixed_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>& c
 // The operator kGroupedOp.
 Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offs, const std::string& kernel);
 
-// What dropout is by: with p = 0 the others are not read.
+// The probability with which a weight is dropped, and where its numbers begin (core/attention.h):
+// with p = 0 seed and offset are not read.
 struct DropoutArgs {
   double p = 0;
   std::optional<Tensor> seed, offset;

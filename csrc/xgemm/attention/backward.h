@@ -75,15 +75,15 @@ __device__ __forceinline__ void mark_dropped(float (&p)[kCount], const Kept& kep
 #pragma unroll
   for (int e = 0; e < kCount; ++e) p[e] = kept.at(e) ? p[e] : -p[e];
 }
-__device__ __forceinline__ float left_of(float p, float factor) {
+__device__ __forceinline__ float factor_of(float p, float factor) {
   return float_to_bits(p) >> 31 ? 0.f : factor;
 }
 template <int kCount>
 __device__ __forceinline__ void drop(SumsOf<kCount>& u, const float (&p)[kCount], float factor) {
 #pragma unroll
   for (int e = 0; e < kCount; ++e) {
-    const float left = left_of(p[e], factor);
-    u.hi[e] *= left, u.corr[e] *= left;
+    const float its = factor_of(p[e], factor);
+    u.hi[e] *= its, u.corr[e] *= its;
   }
 }
 
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(threads_for(1), kKeysBlocks<kWidth>)
       [[maybe_unused]] Fragments<kColumns> of_p, of_ds;
       if (kDv && a.dropout.on) {
 #pragma unroll
-        for (int e = 0; e < kCount; ++e) p[e] = fabsf(p[e]) * left_of(p[e], a.dropout.factor);
+        for (int e = 0; e < kCount; ++e) p[e] = fabsf(p[e]) * factor_of(p[e], a.dropout.factor);
       }
       const auto split_ds = [&] {
         split_rows(of_ds, ds, undo_ds);

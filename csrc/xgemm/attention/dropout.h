@@ -11,6 +11,8 @@
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
 // The stream of a pass, as the kernels read it.
 struct Stream {
   uint32_t key[2], least;
@@ -116,7 +118,6 @@ struct QueriesKept {
   }
 
  private:
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   static __device__ __forceinline__ int row() { return Place().row + lane() % 2 * 8; }
 };
 
@@ -146,7 +147,6 @@ struct KeysKept {
   }
 
  private:
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   static __device__ __forceinline__ int warp() {
     return static_cast<int>(threadIdx.x) % kGroup / 32;
   }
@@ -161,8 +161,8 @@ struct KeysKept {
 };
 
 // What one weight is multiplied by.
-__device__ __forceinline__ float left_of_weight(const Attention& a, int64_t head, int64_t i,
-                                                int64_t j) {
+__device__ __forceinline__ float factor_of_weight(const Attention& a, int64_t head, int64_t i,
+                                                  int64_t j) {
   if (!a.dropout.on) return 1.f;
   const Stream stream(a, head);
   return stream.left<1>(stream.at(i, j)) & 1 ? a.dropout.factor : 0.f;

@@ -186,7 +186,7 @@ __device__ __forceinline__ void plain_forward(PlainRoom& room, const PlainJob& j
         const float p = exp2_approximate(s[r][x] - shift);
         sum[r] += p;
         room.weights[0][warp * kEachRows + r][lane + 32 * x] =
-            p * left_of_weight(a, head, first + r, j + lane + 32 * x);
+            p * factor_of_weight(a, head, first + r, j + lane + 32 * x);
       }
     }
     __syncwarp();
@@ -255,7 +255,7 @@ __device__ __forceinline__ void plain_backward(PlainRoom& room, const PlainJob& 
         const bool there = query < a.queries && key < a.keys;
         const float lse = there ? *job.stats.at(head, kLse2, query) : 0.f;
         const float p = there ? exp2_approximate(plain_exponent(logit, lse)) : 0.f;
-        const float left = left_of_weight(a, head, query, key);
+        const float left = factor_of_weight(a, head, query, key);
         const float ds = there ? p * (dp[r][x] * left - *job.stats.at(head, kDelta, query)) : 0.f;
         room.weights[0][warp * kEachRows + r][lane + 32 * x] = ds;
         room.weights[1][warp * kEachRows + r][lane + 32 * x] = p * left;
