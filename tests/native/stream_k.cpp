@@ -69,8 +69,10 @@ void test_walks() {
   int shared = 0;
   for (int64_t clusters = 1; clusters <= 14; ++clusters)
     for (int64_t tiles = 1; tiles <= 44; ++tiles)
-      for (int64_t blocks : {1, 2, 5, 6, 7, 8, 15, 16, 31, 64, 100, 333}) {
-        const StreamK r = plan_stream_k(tiles, blocks, clusters);
+      for (int64_t blocks : {1, 2, 5, 6, 7, 8, 15, 16, 31, 33, 64, 100, 333}) {
+        // Of an odd number, slices that are read apart take longer.
+        const int64_t apart = blocks % 2 ? 25 : 0;
+        const StreamK r = plan_stream_k(tiles, blocks, clusters, apart);
         const auto name = [&] {
           return std::to_string(tiles) + " tiles of " + std::to_string(blocks) + " slices among " +
                  std::to_string(clusters) + " clusters: ";
@@ -136,14 +138,45 @@ void test_deep_products() {
   expect(far.shared() == 0, "a product that cannot be counted in 31 bits");
 }
 
+// The slices at which a tile is cut.
+std::vector<int> cuts_of(const StreamK& r, uint32_t tile) {
+  std::vector<int> cuts;
+  for (uint32_t c = 0; c < r.clusters; ++c) {
+    WorkTile p;
+    for (uint32_t step = 0; r.work_tile(c, step, p); ++step)
+      if (p.tile == tile) cuts.push_back(p.first);
+  }
+  return cuts;
+}
+
+// Few tiles are cut alike, unless that leaves so many clusters idle that a share takes longer than
+// one that is read apart.
+void test_cut_alike() {
+  int alike = 0, unlike = 0;
+  for (int64_t tiles = 2; tiles <= 65; ++tiles)
+    for (int64_t blocks : {64, 333, 2048}) {
+      const StreamK r = plan_stream_k(tiles, blocks, 66, 25);
+      if (!r.shared()) continue;
+      const int64_t least = ceil_div(tiles * blocks, 66);
+      bool same = true;
+      for (uint32_t t = 1; t < r.tiles; ++t) same = same && cuts_of(r, t) == cuts_of(r, 0);
+      if (same) expect(longest(r) <= std::max<int64_t>(least + least / 4, 19), "a share too long");
+      else expect(ceil_div(blocks, 66 / tiles) > least + least / 4, "tiles cut each in its way");
+      (same ? alike : unlike) += 1;
+    }
+  expect(alike > 50 && unlike > 20, "some tiles are cut alike, some are not");
+  const StreamK deep = plan_stream_k(8, 2048, 66, 25);
+  expect(deep.clusters == 64 && deep.share == 256, "8 clusters a tile, 2 of 66 idle");
+}
+
 // Nearly whole waves are not cut where slices that clusters read apart take longer, and what
 // is cut is so in the same way.
 void test_slices_read_apart() {
-  for (int64_t tiles = 1; tiles <= 400; ++tiles)
+  for (int64_t tiles = 67; tiles <= 400; ++tiles)
     for (int64_t blocks : {8, 24, 96, 1571}) {
       const StreamK cheap = plan_stream_k(tiles, blocks, 66),
                     dear = plan_stream_k(tiles, blocks, 66, 25);
-      const int64_t alone = (tiles > 66 ? 2 : 1) * blocks;
+      const int64_t alone = 2 * blocks;
       if (dear.shared() > 0) {
         expect(dear.shared() == cheap.shared() && dear.share == cheap.share, "the same shares");
         expect(dear.share + dear.share / 4 < alone, "and still a gain");
@@ -162,6 +195,7 @@ void test_stream_k() {
   test_walks();
   test_chains();
   test_deep_products();
+  test_cut_alike();
   test_slices_read_apart();
 }
 

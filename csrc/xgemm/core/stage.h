@@ -67,6 +67,8 @@ struct Stage {
   bool split_k = false;
   // ... and it keeps to Gemm::match_single_chain_overflow.
   bool matches_single_chain_overflow = false;
+  // As many threads share an element's K as team_of says.
+  bool teams = false;
   // Whether `auto` considers it. False for rungs that were the fastest nowhere: it then takes one
   // only where nothing else can run.
   bool auto_choice = true;

@@ -6,6 +6,10 @@
 // before all else and stores as partials, for the cluster that has the tile's end, which does the
 // fixup last and stores D. So nobody waits but for clusters before it, and those it waits for have
 // waited for none.
+//
+// Where clusters are several times as many as tiles, tiles are cut alike: clusters that have the
+// same part of different tiles walk the same k side by side, and find in L2 what the others have
+// read.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +30,10 @@ struct StreamK {
   uint32_t tiles = 0, whole = 0;  // the first so many of them are taken whole: 0, c, 2c, ...
   uint32_t waves = 0;  // in which that is done, if any tile is left
   uint32_t blocks = 1;  // slices of a tile
+  uint32_t pitch = 1;  // that are counted of a tile left: as many, or whole shares
   uint32_t share = 1;  // slices that each cluster has of the tiles left, the last one fewer
 
-  XGEMM_HD uint32_t shared() const { return (tiles - whole) * blocks; }
+  XGEMM_HD uint32_t shared() const { return (tiles - whole) * pitch; }
 
   // What a cluster does in its step 0, 1, ...; false: it is done.
   XGEMM_HD bool work_tile(uint32_t cluster, uint32_t step, WorkTile& p) const {
@@ -40,17 +45,17 @@ struct StreamK {
     const uint32_t all = shared(), begin = cluster * share;
     if (begin >= all) return false;
     const uint32_t end = all - begin < share ? all : begin + share;
-    const uint32_t low = begin / blocks, top = (end - 1) / blocks, back = step - waves;
+    const uint32_t low = begin / pitch, top = (end - 1) / pitch, back = step - waves;
     if (back > top - low) return false;
-    const uint32_t n = top - back;
-    p = {whole + n, static_cast<int>(n == low ? begin - low * blocks : 0),
-         static_cast<int>(n == top ? end - top * blocks : blocks)};
+    const uint32_t n = top - back, last = n == top ? end - top * pitch : blocks;
+    p = {whole + n, static_cast<int>(n == low ? begin - low * pitch : 0),
+         static_cast<int>(last < blocks ? last : blocks)};
     return true;
   }
 
   // Of a shared tile: who has its first slice, and who its last, and stores it.
-  XGEMM_HD uint32_t starter(uint32_t tile) const { return (tile - whole) * blocks / share; }
-  XGEMM_HD uint32_t owner(uint32_t tile) const { return ((tile - whole + 1) * blocks - 1) / share; }
+  XGEMM_HD uint32_t starter(uint32_t tile) const { return (tile - whole) * pitch / share; }
+  XGEMM_HD uint32_t owner(uint32_t tile) const { return ((tile - whole + 1) * pitch - 1) / share; }
 };
 
 // In slices' time: the least share, what it takes to store partials and load them once (a store, a
@@ -61,7 +66,7 @@ constexpr uint32_t kLeastShare = 8, kStorePartials = 4, kFixup = 1;
 inline StreamK plan_whole(int64_t tiles, int64_t blocks, int64_t clusters) {
   StreamK r;
   r.tiles = r.whole = static_cast<uint32_t>(tiles);
-  r.blocks = static_cast<uint32_t>(blocks);
+  r.blocks = r.pitch = static_cast<uint32_t>(blocks);
   r.clusters = static_cast<uint32_t>(std::min(tiles, clusters));
   return r;
 }
@@ -70,21 +75,29 @@ inline StreamK plan_whole(int64_t tiles, int64_t blocks, int64_t clusters) {
 // cluster then has more than a tile, and no tile more than two clusters. Where tiles are fewer than
 // clusters, a share is at least so long that adding up a tile's parts takes no longer. `apart`: how
 // much longer a slice takes, in percent, where clusters are each at another k and find none of what
-// the others have read in L2; whole tiles of a wave they walk side by side.
+// the others have read in L2; whole tiles of a wave they walk side by side, and tiles cut alike.
 inline StreamK plan_stream_k(int64_t tiles, int64_t blocks, int64_t clusters, int64_t apart = 0) {
   StreamK r = plan_whole(tiles, blocks, clusters);
   const int64_t waves = tiles / clusters, left = tiles % clusters;
-  const int64_t shared = waves ? clusters + left : left, all = shared * blocks;
-  if (left == 0 || all > INT32_MAX) return r;
-  int64_t share = ceil_div(all, clusters);
+  const int64_t shared = waves ? clusters + left : left;
+  if (left == 0 || shared * blocks > INT32_MAX) return r;
+  const auto in_time = [&](int64_t slices) { return slices + slices * apart / 100; };
+  int64_t share = ceil_div(shared * blocks, clusters), pitch = blocks, time = in_time(share);
   if (!waves) {
-    share = std::max<int64_t>(share, kLeastShare);
-    while (share * share < blocks * kFixup) ++share;
+    const auto long_enough = [&](int64_t slices) {
+      slices = std::max<int64_t>(slices, kLeastShare);
+      while (slices * slices < blocks * kFixup) ++slices;
+      return slices;
+    };
+    share = long_enough(share), time = in_time(share);
+    const int64_t alike = long_enough(ceil_div(blocks, clusters / tiles));
+    if (alike <= time) share = time = alike, pitch = ceil_div(blocks, share) * share;
   }
   const int64_t alone = waves ? 2 * blocks : blocks;
-  if (share + share * apart / 100 + kStorePartials + ceil_div(blocks, share) * kFixup >= alone)
-    return r;
-  r.share = static_cast<uint32_t>(share);
+  if (time + kStorePartials + ceil_div(blocks, share) * kFixup >= alone) return r;
+  const int64_t all = shared * pitch;
+  if (all > INT32_MAX) return r;
+  r.share = static_cast<uint32_t>(share), r.pitch = static_cast<uint32_t>(pitch);
   r.whole = static_cast<uint32_t>(tiles - shared);
   r.waves = waves ? static_cast<uint32_t>(waves - 1) : 0;
   if (!r.waves) r.clusters = static_cast<uint32_t>(ceil_div(all, share));  // nobody is idle
@@ -104,7 +117,7 @@ inline StreamK plan_cut_once(int64_t tiles, int64_t blocks, int64_t clusters, in
 // Room for the sums of so many clusters suffices, however many there will be up to `clusters`.
 inline int64_t stream_k_room(int64_t tiles, int64_t blocks, int64_t clusters) {
   if (blocks <= kStorePartials + kFixup) return 0;
-  return std::min(clusters, std::max(tiles, ceil_div(tiles * blocks, kLeastShare)));
+  return std::min(clusters, tiles * ceil_div(blocks, kLeastShare));
 }
 
 }  // namespace xgemm

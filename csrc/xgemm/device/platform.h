@@ -61,6 +61,9 @@ inline constexpr Flavour kFlavour = Flavour::host;
 
 namespace xgemm {
 
+// Blocks of a cluster that every GPU with clusters runs; an H100 or H200 runs 16.
+constexpr int kPortableCluster = 8;
+
 // A launch's shape. `smem` is dynamic shared memory in bytes, beyond what XGEMM_SHARED declares;
 // `cluster` is a thread block cluster's (1: none). A `dependent` launch may begin when the one
 // before it in the stream says so: its kernel calls wait_for_launch_before(). In one that is
@@ -101,18 +104,22 @@ struct LaunchAttributes {
   }
 };
 
-inline void allow_shared_memory(const void* kernel, size_t bytes) {
-  if (bytes > 48 * 1024)
+// What a kernel is not given unless it is asked for.
+inline void allow(const void* kernel, const LaunchConfig& config) {
+  if (config.smem > 48 * 1024)
     simt::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(bytes)),
+                                     static_cast<int>(config.smem)),
                 "shared memory");
+  if (config.cluster > unsigned{kPortableCluster})
+    simt::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                "a cluster of 16");
 }
 #endif
 
 template <class... P>
 void launch(void (*kernel)(P...), const LaunchConfig& config, const Context& context, P... args) {
 #ifdef __CUDACC__
-  allow_shared_memory(reinterpret_cast<const void*>(kernel), config.smem);
+  allow(reinterpret_cast<const void*>(kernel), config);
   LaunchAttributes attributes(config, context.stream);
   simt::check(cudaLaunchKernelEx(&attributes.config, kernel, args...), "launch");
 #else
@@ -137,7 +144,7 @@ int clusters_at_a_time(const LaunchConfig& config, const Device& device) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find(index);
   if (found == known.end()) {
-    allow_shared_memory(reinterpret_cast<const void*>(kKernel), config.smem);
+    allow(reinterpret_cast<const void*>(kKernel), config);
     LaunchAttributes attributes(config, nullptr);
     simt::check(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &attributes.config), "clusters");
     known[index] = clusters;

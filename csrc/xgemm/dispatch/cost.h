@@ -11,6 +11,7 @@
 
 #include "xgemm/core/split_k.h"
 #include "xgemm/core/stage.h"
+#include "xgemm/core/team.h"
 #include "xgemm/core/tile_scheduler.h"
 
 namespace xgemm {
@@ -71,6 +72,7 @@ struct Side {
 // A problem as the terms see it.
 struct Asked {
   double k = 0, chain = 0, batch = 1, chains = 1, results = 0;  // chain: of k, in one
+  int64_t depth = 0, elements = 0;  // K, and elements of D
   Side a, b;
   bool odd = false;
 
@@ -84,6 +86,7 @@ struct Asked {
     };
     batch = static_cast<double>(g.batch);
     chains = static_cast<double>(split_k_slices(g));
+    depth = g.k, elements = g.m * g.n * g.batch;
     k = static_cast<double>(g.k) * 1e-3;
     chain = k / chains;
     a = side(g.a, g.m), b = side(g.b.transposed(), g.n);
@@ -98,12 +101,13 @@ struct Asked {
 
 // What the terms need of a row: divisions are made once.
 struct Spread {
-  bool split_k;
+  bool split_k, teams;
   double rows, columns, slice, resident;  // of a tile; blocks of a multiprocessor
   double per_row, per_column, per_slice, per_resident;
 
   Spread(const Stage& s, const Tile& t)
       : split_k(s.split_k),
+        teams(s.teams),
         rows(t.BM),
         columns(t.BN),
         slice(t.BK * 1e-3),
@@ -114,11 +118,21 @@ struct Spread {
         per_resident(1. / t.min_blocks) {}
 };
 
-// Blocks of a problem.
-inline double blocks_of(const Asked& p, const Spread& t, bool turned) {
-  const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
-  return up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch * (t.split_k ? p.chains : 1);
-}
+// What a row makes of a problem: how many blocks, and the K of one.
+struct Cut {
+  double blocks, k;
+
+  Cut(const Asked& p, const Spread& t, bool turned, int sm_count) {
+    const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
+    blocks = up(a.rows * t.per_row) * up(b.rows * t.per_column) * p.batch, k = p.k;
+    if (t.split_k) {
+      blocks *= p.chains, k = p.chain;
+    } else if (t.teams) {
+      const int team = team_of(p.depth, p.elements, sm_count, kTeamThreads * kMostTeamBlocks);
+      blocks *= team / kLeastTeam, k /= team / kLeastTeam;
+    }
+  }
+};
 
 // once, work and memory are called with a term of that part of the time and how much there is of
 // it. `turned`: rows of D are its columns.
@@ -127,8 +141,8 @@ template <class Once, class Work, class Memory>
                                              int sm_count, Once once, Work work, Memory memory) {
   const Side &a = turned ? p.b : p.a, &b = turned ? p.a : p.b;
   const double chains = t.split_k ? p.chains : 1, per_sm = 1. / sm_count;
-  const double depth = up((t.split_k ? p.chain : p.k) * t.per_slice) * t.slice;
-  const double blocks = blocks_of(p, t, turned);
+  const auto [blocks, k] = Cut(p, t, turned, sm_count);
+  const double depth = up(k * t.per_slice) * t.slice;
   const double share = blocks * per_sm * t.per_resident, waves = up(share),
                busiest = up(blocks * per_sm) * t.per_resident;
   once(kLaunch, 1.);
@@ -185,9 +199,9 @@ class Bound {
   }
 
   // In microseconds; per_sm: 1 / multiprocessors.
-  double of(const Asked& p, const Spread& t, bool turned, double per_sm) const {
-    const double share = blocks_of(p, t, turned) * per_sm * t.per_resident;
-    const double k = t.split_k ? p.chain : p.k;
+  double of(const Asked& p, const Spread& t, bool turned, int sm_count, double per_sm) const {
+    const auto [blocks, k] = Cut(p, t, turned, sm_count);
+    const double share = blocks * per_sm * t.per_resident;
     return once_ + k * of_k_ + std::max(share * (all_ + k * all_of_k_), one_ + k * one_of_k_);
   }
 

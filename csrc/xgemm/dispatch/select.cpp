@@ -276,7 +276,7 @@ size_t Selector::quickest(std::span<const size_t> some, const Gemm& g, const Dev
     if (r.smem > room || !early(*r.stage)) continue;
     // Of those that the table does not know there is no bound.
     if (!r.known) return one_by_one();
-    const double bound = r.bound.of(asked, r.spread, turned(r, g), per_sm);
+    const double bound = r.bound.of(asked, r.spread, turned(r, g), device.sm_count, per_sm);
     rows[count] = i, bounds[count] = bound;
     least_bound = std::min(bound, least_bound);
     ++count;

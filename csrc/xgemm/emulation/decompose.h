@@ -25,6 +25,9 @@ constexpr int decompose_blocks(int strip, int items) {
   return strip || items > 2 ? 3 : 4;
 }
 
+// Of k, from which clusters of few strips are twice as large.
+constexpr int64_t kDeepest = 16384;
+
 // Words that a kernel after this one is to find zero.
 struct Clear {
   uint32_t* words = nullptr;
@@ -95,6 +98,10 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
     if (g.k <= 4096)
       return g.n < 1536 ? take_deep.template operator()<kCluster, 128>()
                         : take_deep.template operator()<kTwo, 128>();
+    // So few strips of so many k that clusters of eight leave multiprocessors half empty.
+    constexpr int kMost = kCluster == kPortableCluster ? 2 * kCluster : kCluster;
+    if (g.n <= 1024 && g.k >= kDeepest)
+      return take_deep.template operator()<kMost, kDecomposeThreads>();
     take_deep.template operator()<kCluster, kDecomposeThreads>();
   };
   if (a_along_k && b_along_k) take_rows();

@@ -22,6 +22,7 @@
 #include <cfloat>
 #include <iterator>
 
+#include "xgemm/core/team.h"
 #include "xgemm/device/half.h"
 #include "xgemm/device/launch.h"
 #include "xgemm/device/ptx/cluster.h"
@@ -29,18 +30,16 @@
 
 namespace xgemm::XGEMM_FLAVOUR::dot {
 
-constexpr int kThreads = 256, kLeastTeam = 8;
+constexpr int kThreads = kTeamThreads;
 constexpr Tile kTile{.BM = 1,
                      .BN = kThreads / kLeastTeam,
                      .BK = 1,
                      .TM = 1,
                      .TN = 1,
                      .buffers = 0,
-                     .min_blocks = 4,
+                     .min_blocks = kTeamBlocks,
                      .producers = kThreads - kThreads / kLeastTeam,
                      .rate = 1.4f};
-// Blocks of a cluster, and of k, for which a thread is worth its place in a team.
-constexpr int kMostBlocks = 8, kLeastDepth = 8;
 
 struct DotJob {
   Gemm g;
@@ -152,16 +151,10 @@ __global__ void __launch_bounds__(kThreads, kTile.min_blocks) kernel(const DotJo
   }
 }
 
-// A team as large as K feeds, and a warp at least: beyond that, until all multiprocessors are full.
 void run(const Gemm& all, const Context& context) {
   const Gemm g = rows_first(all);
-  DotJob job{.g = g};
-  const int most = kThreads * (may_depend(context.device) ? kMostBlocks : 1);
-  const int64_t threads = int64_t{context.device.sm_count} * kThreads * kTile.min_blocks;
-  const int64_t results = g.m * g.n * g.batch;
-  while (job.team < most && g.k >= int64_t{2} * job.team * kLeastDepth &&
-         (job.team < 32 || results * job.team * 2 <= threads))
-    job.team *= 2;
+  const int most = kThreads * (may_depend(context.device) ? kMostTeamBlocks : 1);
+  DotJob job{.g = g, .team = team_of(g.k, g.m * g.n * g.batch, context.device.sm_count, most)};
   job.blocks = std::max(1, job.team / kThreads);
   const int64_t blocks = ceil_div(g.m * g.n, std::max(1, kThreads / job.team)) * job.blocks;
   if (blocks > kMaxGridX) throw std::invalid_argument("dot: over 2^31 - 1 elements");
@@ -183,6 +176,7 @@ static const Register<run> stage(
                .tiles = {kTile},
                .min_sm = 80,
                .strict = false,
+               .teams = true,
                .turns = has_more_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::dot
