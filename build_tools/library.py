@@ -156,24 +156,21 @@ def write(plan: Plan) -> None:
     cpp = " ".join((CPP, plan.machine_flags(), plan.path_flags()))
     kernel = f"{HOST_KERNEL} {WATCHED}"
 
-    host_kernels = []
+    made: dict[Path, Path] = {}
     for source in (*plan.sources.kernels, *plan.sources.probes):
-        out = obj / "host" / f"{source.stem}.o"
-        file.build("cxx", out, [source], flags=f"{kernel} {cpp}", label="host")
-        host_kernels.append(out)
-
-    plan.objects[:] = host_kernels
-    with_cuda = f"-DXGEMM_WITH_CUDA={int(plan.toolkit is not None)}"
+        made[source] = obj / "host" / f"{source.stem}.o"
+        file.build("cxx", made[source], [source], flags=f"{kernel} {cpp}", label="host")
     for source in plan.sources.cpp:
-        out = obj / "cpp" / f"{source.stem}.o"
-        file.build("cxx", out, [source], flags=f"{cpp} {with_cuda}", label="c++ ")
-        plan.objects.append(out)
+        made[source] = obj / "cpp" / f"{source.stem}.o"
+        file.build("cxx", made[source], [source], flags=cpp, label="c++ ")
+
+    plan.objects[:] = made.values()
     if plan.toolkit:
         _write_cuda(plan, file, obj / "cuda")
     plan.objects.sort(key=lambda out: out.stem == LAST)
 
     file.phony("library", plan.objects)
-    native.write(plan, file, cpp, HOST_KERNEL, host_kernels)
+    native.write(plan, file, cpp, HOST_KERNEL, made)
     file.default(["library"])
     file.write(plan.root / plan.ninja_file)
     ninja_file.write_if_changed(plan.root / plan.include_dir / "xgemm_build_info.h", facts(plan))

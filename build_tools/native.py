@@ -3,7 +3,8 @@
 =====  ==========================================================================================
 plain  the very objects of the library
 asan   all sources with AddressSanitizer and UndefinedBehaviorSanitizer
-tsan   the library's kernels with ThreadSanitizer's own runtime in place of its race detector
+tsan   the library's kernels with ThreadSanitizer's own runtime in place of its race detector;
+       of the sources the emulator's alone differ
 =====  ==========================================================================================
 
 The sources of the program are tests/native/*.cpp.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,10 +42,24 @@ def program(build_dir: Path, name: str) -> Path:
     return build_dir / "native" / name / "xgemm_native"
 
 
+def _is_own(name: str, source: Path) -> bool:
+    """Whether a program has an object of its own of one of the library's sources.
+
+    The library's kernels are instrumented for ThreadSanitizer, whose calls the emulator answers.
+    """
+    if name == "tsan":
+        return source.suffix == ".cpp" and "emulator" in source.parts
+    return name == "asan"
+
+
 def write(
-    plan: Plan, file: ninja_file.NinjaFile, cpp: str, kernel: str, host_kernels: Sequence[Path]
+    plan: Plan, file: ninja_file.NinjaFile, cpp: str, kernel: str, objects: Mapping[Path, Path]
 ) -> None:
-    """Adds the programs' edges; `cpp` and `kernel` are the library's flags for its two kinds."""
+    """Adds the programs' edges.
+
+    `cpp` and `kernel` are the library's flags for its two kinds of sources, `objects` its objects
+    by source.
+    """
     mains = [path.relative_to(plan.root) for path in sorted(plan.root.glob("tests/native/*.cpp"))]
     if not mains:
         return
@@ -57,20 +72,20 @@ def write(
         watched = flags.replace("-fsanitize=thread ", "") if name == "tsan" else flags
         # Under sanitizers all but the emulator is compiled for longer than it runs.
         quick = "-O1" if flags else ""
-        plain = f"{cpp} {watched} -DXGEMM_WITH_CUDA=0"
         units = [
-            (path, plain if "emulator" in path.parts else f"{plain} {quick}")
+            (path, f"{cpp} {watched} {'' if 'emulator' in path.parts else quick}")
             for path in plan.sources.cpp
         ]
-        units += [(path, f"{cpp} {flags} {quick} -DXGEMM_WITH_CUDA=0") for path in mains]
-        # The library's own are instrumented for ThreadSanitizer, whose calls the emulator answers.
-        objects = [] if name == "asan" else list(host_kernels)
-        if name == "asan":
-            units += [(path, f"{kernel} {cpp} {flags} {quick}") for path in kernels]
+        units += [(path, f"{cpp} {flags} {quick}") for path in mains]
+        units += [(path, f"{kernel} {cpp} {flags} {quick}") for path in kernels]
+        linked = []
         for path, unit_flags in units:
-            objects.append(out.parent / f"{path.stem}.o")
-            file.build("cxx", objects[-1], [path], flags=unit_flags, label=name)
-        file.build("link", out, objects, flags=flags)
+            if path in objects and not _is_own(name, path):
+                linked.append(objects[path])
+                continue
+            linked.append(out.parent / f"{path.stem}.o")
+            file.build("cxx", linked[-1], [path], flags=unit_flags, label=name)
+        file.build("link", out, linked, flags=flags)
         file.phony(f"native-{name}", [out])
 
 
