@@ -3,6 +3,7 @@
 ``XGEMM_TEST_PYTHONS`` is a colon list of interpreters, each with a torch of its own.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -63,7 +64,9 @@ print(json.dumps({
 """
 
 
+@functools.cache
 def run(python):
+    """What a Python tells, which is asked once; a CUDA build of torch takes seconds to load."""
     done = subprocess.run(
         [python, "-c", PROGRAM],
         cwd=ROOT,
