@@ -20,16 +20,25 @@ from xgemm_torch.tools import timing
 SOURCES = Path(__file__).parent.parent / "csrc" / "xgemm" / "stages"
 STAGES = {stage.name: stage for stage in xgemm_torch.stages()}
 each_stage = pytest.mark.parametrize("stage", list(STAGES))
-schedule = functools.cache(lambda name: anatomy.of(STAGES[name]))
 # A trace knows nothing of TMA.
 BY_TMA = [name for name, stage in STAGES.items() if not counts.is_counted(stage)]
 STAGED = [name for name, stage in STAGES.items() if stage.tiles[0].buffers and name not in BY_TMA]
 
 
+@functools.cache
+def _drawn(name, layout):
+    return anatomy.of(STAGES[name], layout)
+
+
+def schedule(name, layout="NN"):
+    """A stage's schedule, traced once for all tests that look at it."""
+    return _drawn(name, layout)
+
+
 @pytest.mark.parametrize("layout", ["NN", "TT"])
 @each_stage
 def test_every_element_has_its_owner_and_every_read_is_for_a_result(stage, layout):
-    drawn = anatomy.of(STAGES[stage], layout)
+    drawn = schedule(stage, layout)
     tile = STAGES[stage].tiles[counts.best_row(STAGES[stage])]
     # Blocks of these have as many warps as their chains ask for, which are few here.
     fewer = stage == "tma_gemv" or stage == "gemv" and layout == "TT"
@@ -63,7 +72,7 @@ def test_nothing_is_shown_of_what_tma_brings(stage):
 @pytest.mark.parametrize("layout", list(timing.LAYOUTS))
 @pytest.mark.parametrize("stage", [name for name in STAGED if not STAGES[name].strict])
 def test_all_limbs_of_both_operands_arrive_once(stage, layout):
-    drawn = anatomy.of(STAGES[stage], layout)
+    drawn = schedule(stage, layout)
     m, n, k = drawn.shape
     for operand, shape in (("A", (m, k)), ("B", (k, n))):
         seen = np.zeros(shape, dtype=np.int64)
