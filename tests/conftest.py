@@ -22,6 +22,8 @@ _LONG = ("test_native.py", "test_simt.py", "test_emulated.py")
 # ... and of these a test function at a time, or a program; of others the file, for the sake of what
 # their tests share. These two need what comes to all sites, a minute's work.
 _TOGETHER = {"test_all_sites_of_all_stages_are_run": "test_every_site_of_a_shared_kernel_is_needed"}
+# These ask what is counted of all stages, which a process keeps: most of a minute's work.
+_OF_COUNTS = ("test_anatomy.py", "test_cli.py", "test_ladder_pages.py", "test_race.py")
 
 
 def _share(nodeid: str) -> str:
@@ -31,6 +33,8 @@ def _share(nodeid: str) -> str:
     file = os.path.basename(path)
     if file == "test_native.py":
         return f"{file} {re.match('[a-z]*', parameters)[0]}"
+    if file in _OF_COUNTS:
+        return _OF_COUNTS[0]
     return _TOGETHER.get(function, function) if file in _LONG else file
 
 
