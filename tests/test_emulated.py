@@ -10,6 +10,7 @@ as much again is allowed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -486,6 +487,19 @@ def _infinity_and_overflow(a: Tensor, b: Tensor, k: int) -> None:
     a[3, k + 1] = math.inf
 
 
+@functools.cache
+def _few_rows(k: int) -> tuple[Tensor, Tensor]:
+    """Operands that limbs hold."""
+    return problems.normal(7, k), problems.normal(k, 130)
+
+
+@functools.cache
+def _of_few_rows(k: int, row: int, device: str) -> Tensor:
+    """Their product, which every change of some of their elements is compared with."""
+    with simt.configure(row=row):
+        return run("wgmma_narrow", *_few_rows(k), device=device)
+
+
 @on_every_device
 @pytest.mark.parametrize("row", [row for name, row in ROWS if name == "wgmma_narrow"])
 @pytest.mark.parametrize("k", [64, 300, 6000])
@@ -499,8 +513,7 @@ def _infinity_and_overflow(a: Tensor, b: Tensor, k: int) -> None:
 )  # fmt: skip
 def test_a_slice_is_made_anew(change, k, row, device):
     """One block's, a cluster's or a workspace's: what limbs do not hold is in some slices only."""
-    a, b = problems.normal(7, k), problems.normal(k, 130)
-    other, above = a.clone(), b.clone()
+    other, above = (x.clone() for x in _few_rows(k))
     change(other, above, k // 2)
     with simt.configure(row=row):
         for view in ("plain", "column_major") if k < 1000 else ("plain",):
@@ -510,7 +523,7 @@ def test_a_slice_is_made_anew(change, k, row, device):
             if "overflow" in change.__name__:
                 assert bool(got[1:3].isinf().all())
             elif "infinities" not in change.__name__:
-                want = run("wgmma_narrow", a, b, device=device)
+                want = _of_few_rows(k, row, device)
                 assert same_bits(got[4:, 6:], want[4:, 6:])
 
 
