@@ -216,16 +216,43 @@ def python(tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="module")
+def report(python):
+    """What pytest says of each test of the new stages; one run, as it has all tests to collect."""
+    options = ("-v", "-p", "no:cacheprovider", "--ignore", "tests/test_adding_a_stage.py")
+    return python("-m", "pytest", "tests", "-k", "my_stage or my_shape", *options)
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["my_stage", "my_shape"])
-def test_one_new_file_is_a_stage(python, name):
+def test_one_new_file_is_a_stage(python, report, name):
     listed = python("-c", "import xgemm_torch; print([s.name for s in xgemm_torch.stages()])")
     assert "['naive', 'vec4_128x128', 'my_stage', 'my_shape']" in listed
-    quiet = ("-q", "-p", "no:cacheprovider", "--ignore", "tests/test_adding_a_stage.py")
-    report = python("-m", "pytest", "tests", "-k", name, *quiet)
-    passed = int(re.search(r"(\d+) passed", report)[1])
-    assert passed > 100 and "failed" not in report
+    passed = re.findall(rf"^\S.*\b{name}\b.* PASSED", report, re.MULTILINE)
+    assert len(passed) > 100 and "failed" not in report.lower()
+
+
+# Each prints the error that it ends with.
+CALLS = """
+import torch, xgemm_torch
+a = torch.ones(3, 3)
+for call in (
+    lambda: torch.ops.xgemm.crooked(a, a),
+    lambda: torch.ops.xgemm.crooked(a.clone().requires_grad_(), a),
+    lambda: xgemm_torch.sgemm(a, a, kernel="crooked"),
+    lambda: torch.ops.xgemm.sgemm(a, a, kernel="crooked"),
+    lambda: xgemm_torch.sgemm(a, a, kernel="no-word"),
+):
+    try:
+        call()
+    except RuntimeError as error:
+        print("RuntimeError:", str(error).splitlines()[0])
+    else:
+        print("no error")
+assert (torch.ops.xgemm.my_stage(a, a) == 3).all()
+assert (torch.ops.xgemm.naive(a, a) == 3).all()
+"""
 
 
 @needs_compiler
@@ -242,23 +269,10 @@ def test_a_faulty_stage_is_left_out_and_takes_no_other_down(python):
         assert faults[key]["why"].startswith(why) and faults[key]["flavour"] == "host"
     info = python("-m", "xgemm_torch", "info", code=1)
     assert "crooked (rung 63, host flavour): row 0 of its tile table is illegal" in info
-    calls = (
-        "torch.ops.xgemm.crooked(a, a)",
-        "torch.ops.xgemm.crooked(a.clone().requires_grad_(), a)",
-        'xgemm_torch.sgemm(a, a, kernel="crooked")',
-        'torch.ops.xgemm.sgemm(a, a, kernel="crooked")',
-        'xgemm_torch.sgemm(a, a, kernel="no-word")',
-    )
-    for call in calls:
-        said = python("-c", f"import torch, xgemm_torch\na = torch.ones(3, 3)\n{call}", code=1)
-        why = r"(crooked|no-word) is left out of this build: (row 0|its name cannot)"
-        assert re.search(f"RuntimeError: .*{why}", said), said
-    python(
-        "-c",
-        "import torch, xgemm_torch\na = torch.ones(3, 3)\n"
-        "assert (torch.ops.xgemm.my_stage(a, a) == 3).all()\n"
-        "assert (torch.ops.xgemm.naive(a, a) == 3).all()",
-    )
+    said = [line for line in python("-c", CALLS).splitlines() if "rror" in line]
+    why = r"(crooked|no-word) is left out of this build: (row 0|its name cannot)"
+    assert len(said) == 5, said
+    assert all(re.match(f"RuntimeError: .*{why}", line) for line in said), said
 
 
 # A tile that breaks one rule, and the rule's words.
