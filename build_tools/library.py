@@ -47,6 +47,9 @@ CPP = f"-std=c++20 -O2 -fPIC -fvisibility=hidden -Icsrc {WARNINGS}"
 # Every kernel is a chain of fmaf calls: nothing may be contracted beyond them, and hardware FMA
 # makes them fast. float4 accesses to float arrays are what CUDA sources do.
 HOST_KERNEL = "-x c++ -g1 -ffp-contract=off -fno-strict-aliasing -DXGEMM_FLAVOUR=host"
+# The emulator's short functions are called at each access of a kernel, and call the loader's for
+# the block that runs.
+EMULATOR = "-O3 -fno-plt"
 WATCHED = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 CUDA_KERNEL = (
     "-std=c++20 --expt-relaxed-constexpr -O3 -Xptxas=-v,-warn-spills "
@@ -162,7 +165,8 @@ def write(plan: Plan) -> None:
         file.build("cxx", made[source], [source], flags=f"{kernel} {cpp}", label="host")
     for source in plan.sources.cpp:
         made[source] = obj / "cpp" / f"{source.stem}.o"
-        file.build("cxx", made[source], [source], flags=cpp, label="c++ ")
+        flags = f"{cpp} {EMULATOR}" if "emulator" in source.parts else cpp
+        file.build("cxx", made[source], [source], flags=flags, label="c++ ")
 
     plan.objects[:] = made.values()
     if plan.toolkit:
