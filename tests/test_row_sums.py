@@ -21,9 +21,10 @@ row_sums = torch.ops.xgemm.sgemm_row_sums
 EPS = 2.0**-24
 # Stages that have limbs in memory, and so read each row in a launch of its own.
 SUMMING = ("mma_fp16x3", "wgmma_fp16x3", "wgmma_bf16x6")
-# Rows and K: whole strips of 8 rows and of 16, strips of two blocks and of a cluster's eight, with
-# shares of k that are short or empty.
-SIZES = ((5, 1), (37, 300), (13, 700), (2113, 600), (1540, 1100), (33, 1057), (40, 4200))
+# Rows and K: whole strips of 8 rows and of 16, strips of clusters of four blocks, eight and
+# sixteen, with shares of k that are short or empty.
+SIZES = ((5, 1), (37, 300), (13, 700), (2113, 600), (1540, 1100), (33, 1057), (40, 4200),
+         (40, 16500))  # fmt: skip
 
 
 def sums_are_right(got: Tensor, a: Tensor) -> bool:

@@ -19,6 +19,7 @@ from xgemm_torch.tools.contenders import keeps, rows_of
 ROOT = Path(xgemm_torch.__file__).resolve().parents[1]
 SM_COUNT = 132
 ROWS = rows_of(xgemm_torch.stages())
+TEAMS = {stage.name for stage in xgemm_torch.stages() if stage.teams}
 FACTS = {
     "device": "an invented machine", "date": "2000-01-01T00:00:00+00:00", "sm": "9.0",
     "driver": {"driver_version": "1.2"}, "torch": "0", "commit": "none", "command": "none",
@@ -238,6 +239,7 @@ def compiled(table, rows, folder):
         lines.append(f"all[{i}].split_k = {str(row.split_k).lower()};")
         matches = str(row.matches_single_chain_overflow).lower()
         lines.append(f"all[{i}].matches_single_chain_overflow = {matches};")
+        lines.append(f"all[{i}].teams = {str(row.stage in TEAMS).lower()};")
         lines.append(f"all[{i}].auto_choice = {str(row.auto).lower()};")
         lines.append(
             f"all[{i}].tiles.push_back({{.BM = {t.BM}, .BN = {t.BN}, .BK = {t.BK}, "

@@ -92,6 +92,7 @@ class Stage:
         split_k: whether it makes several such chains of an element where `split_k_size` says so.
         matches_single_chain_overflow: ... and, for ``precision="fp32"``, keeps them finite
             just where one chain is.
+        teams: whether a team of threads shares an element's k, as many as the problem's sizes say.
         auto_choice: whether "auto" considers it; stages that others were faster than everywhere run
             when they are asked for by their name.
         cuda: whether this build has its CUDA flavour (the emulator is always there).
@@ -121,6 +122,7 @@ class Stage:
     batch_invariant: bool = False
     split_k: bool = False
     matches_single_chain_overflow: bool = False
+    teams: bool = False
     auto_choice: bool = True
     unit_rows: int = 0
 

@@ -99,6 +99,7 @@ std::string stages_json() {
         << ",\"split_k\":" << (s.split_k ? "true" : "false")
         << ",\"matches_single_chain_overflow\":"
         << (s.matches_single_chain_overflow ? "true" : "false")
+        << ",\"teams\":" << (s.teams ? "true" : "false")
         << ",\"auto_choice\":" << (s.auto_choice ? "true" : "false")
         << ",\"unit_rows\":" << s.unit_rows << ",\"packs\":" << (s.pack ? "true" : "false")
         << ",\"takes_groups\":" << (s.takes_groups ? "true" : "false")

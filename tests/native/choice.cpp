@@ -235,6 +235,16 @@ void with_terms() {
   expect(near(terms(g)[kFirstA], .768) && near(terms(g)[kFirstElements + 1], .08048),
          "and are not moved as vectors");
   expect(terms(contiguous(40, 99, 2000, false, false))[kOddResults] > 0, "rows of an odd length");
+  Stage teams;
+  teams.teams = true;
+  const Tile dot{.BM = 1, .BN = 32, .BK = 1, .TM = 1, .TN = 1, .buffers = 0, .min_blocks = 4};
+  const auto of_teams = [&](int64_t n, int64_t k) {
+    return terms_of(Asked(contiguous(1, n, k, false, false)), Spread(teams, dot), false, 132);
+  };
+  const auto deep = of_teams(4, 11868), short_one = of_teams(4, 15);
+  expect(near(deep[kDepth], .093) && near(deep[kShare], 128. / 132 / 4),
+         "a team of 1024 has so much shorter a K, in so many more blocks");
+  expect(near(short_one[kDepth], .015) && near(short_one[kShare], 1. / 132 / 4), "one of 8");
   Gemm batch = contiguous(40, 100, 2000, false, false, 5);
   const auto of_batch = terms(batch);
   batch.b.bs = 0;
@@ -257,6 +267,7 @@ void with_bounds() {
     for (double& cost : costs) cost = random() % 3 ? std::exp2(10 * octaves(random) - 5) : 0;
     Stage s;
     s.split_k = random() % 2;
+    s.teams = !s.split_k && random() % 2;
     const Tile t{.BM = 16 << random() % 5,
                  .BN = 16 << random() % 5,
                  .BK = 8 << random() % 4,
@@ -270,11 +281,14 @@ void with_bounds() {
     const bool turned = random() % 2;
     const int sm_count = 1 + static_cast<int>(random() % 150);
     const double us = time_of(costs, Asked(g), spread, turned, sm_count);
-    const double bound = Bound(costs, spread).of(Asked(g), spread, turned, 1. / sm_count);
+    const auto bound_of = [&] {
+      return Bound(costs, spread).of(Asked(g), spread, turned, sm_count, 1. / sm_count);
+    };
+    const double bound = bound_of();
     holds = holds && 0 <= bound && bound <= us;
     if (us > 0) near = std::max(near, bound / us);
     costs[random() % kTerms] = -1e-3;
-    is_one = is_one && Bound(costs, spread).of(Asked(g), spread, turned, 1. / sm_count) == 0;
+    is_one = is_one && bound_of() == 0;
   }
   expect(holds, "a bound is no more than the time");
   expect(near > .99, "and sometimes nearly all of it");
