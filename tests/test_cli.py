@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -587,7 +588,9 @@ def test_explain_begins_with_the_answer(capsys):
     assert main(problem) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 30
-    assert lines[1].startswith("wgmma_fp16x3 128x128x32 in clusters of 2: estimated ")
+    # Of two tiles that take the same time, the one that the table's digits say.
+    tile = r"wgmma_fp16x3 128x128x32 (in clusters of 2|without clusters)"
+    assert re.match(f"{tile}: estimated ", lines[1])
     assert "smem_conflicted" not in "".join(lines)
     rows = sum(len(stage.tiles) for stage in xgemm_torch.stages())
     assert lines[-1] == f"These are the best {explain_command.BEST} of {rows} rows; " + (
