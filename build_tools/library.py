@@ -47,8 +47,8 @@ CPP = f"-std=c++20 -O2 -fPIC -fvisibility=hidden -Icsrc {WARNINGS}"
 # Every kernel is a chain of fmaf calls: nothing may be contracted beyond them, and hardware FMA
 # makes them fast. float4 accesses to float arrays are what CUDA sources do.
 HOST_KERNEL = "-x c++ -g1 -ffp-contract=off -fno-strict-aliasing -DXGEMM_FLAVOUR=host"
-# The emulator's short functions are called at each access of a kernel, and call the loader's for
-# the block that runs.
+# The emulator's short functions are called at each access of a kernel, and look up the running
+# block, a thread's own variable, by a function of the loader's: without a jump through the PLT.
 EMULATOR = "-O3 -fno-plt"
 WATCHED = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 CUDA_KERNEL = (

@@ -30,7 +30,9 @@ struct StreamK {
   uint32_t tiles = 0, whole = 0;  // the first so many of them are taken whole: 0, c, 2c, ...
   uint32_t waves = 0;  // in which that is done, if any tile is left
   uint32_t blocks = 1;  // slices of a tile
-  uint32_t pitch = 1;  // that are counted of a tile left: as many, or whole shares
+  // From the first slice of a tile that is left to the next one's, as they are shared out:
+  // `blocks`; of tiles that are cut alike, whole shares, in the last of which some are not there.
+  uint32_t pitch = 1;
   uint32_t share = 1;  // slices that each cluster has of the tiles left, the last one fewer
 
   XGEMM_HD uint32_t shared() const { return (tiles - whole) * pitch; }

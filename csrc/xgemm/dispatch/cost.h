@@ -72,7 +72,7 @@ struct Side {
 // A problem as the terms see it.
 struct Asked {
   double k = 0, chain = 0, batch = 1, chains = 1, results = 0;  // chain: of k, in one
-  int64_t depth = 0, elements = 0;  // K, and elements of D
+  int64_t k_by_one = 0, results_by_one = 0;  // the same, as team_of counts
   Side a, b;
   bool odd = false;
 
@@ -86,7 +86,7 @@ struct Asked {
     };
     batch = static_cast<double>(g.batch);
     chains = static_cast<double>(split_k_slices(g));
-    depth = g.k, elements = g.m * g.n * g.batch;
+    k_by_one = g.k, results_by_one = g.m * g.n * g.batch;
     k = static_cast<double>(g.k) * 1e-3;
     chain = k / chains;
     a = side(g.a, g.m), b = side(g.b.transposed(), g.n);
@@ -128,7 +128,8 @@ struct Cut {
     if (t.split_k) {
       blocks *= p.chains, k = p.chain;
     } else if (t.teams) {
-      const int team = team_of(p.depth, p.elements, sm_count, kTeamThreads * kMostTeamBlocks);
+      const int team =
+          team_of(p.k_by_one, p.results_by_one, sm_count, kTeamThreads * kMostTeamBlocks);
       blocks *= team / kLeastTeam, k /= team / kLeastTeam;
     }
   }
