@@ -1,5 +1,7 @@
 """What ``invariant=`` costs: linear layers by either precision, without and with it.
 
+"packed" is with the weight's limbs kept (``prepack``), as for inference.
+
     python benchmarks/invariant.py --json invariant.json      # on a GPU
     python benchmarks/invariant.py --show invariant.json      # anywhere
 
@@ -11,7 +13,7 @@ rows that fewer rows give are compared with those of the most, bit by bit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -26,18 +28,32 @@ ROWS = (1, 16, 256, 4096, 8192)
 LAYERS = ((768, 6144), (4096, 4096), (3072, 768), (256, 16384))  # (N, K)
 ROUNDS, CALLS, SEED = 9, 300, 5
 # By the precision with which a way is compared: itself, and with invariant=.
-OF = {"ieee": {"batch": "batch", "tp": "tp"}, "fp32": {"fp32 batch": "batch"}}
+PACKED = "fp32 batch, packed"
+OF = {
+    "ieee": {"batch": "batch", "tp": "tp"},
+    "fp32": {"fp32 batch": "batch", PACKED: "batch"},
+}
 KEPT = [way for ways in OF.values() for way in ways]
-WAYS = ("torch", "ieee", "batch", "tp", "fp32", "fp32 batch")
+WAYS = ("torch", *(way for of, ways in OF.items() for way in (of, *ways)))
+Packs = dict[int, "xgemm_torch.PackedWeight"]
+"""By the address of the weight."""
 
 
-def call_of(way: str) -> timing.Call:
-    """The product a b^T in one of `WAYS`."""
+def call_of(way: str, packs: Packs) -> timing.Call:
+    """The product a b^T in one of `WAYS`; ``packs`` has the weights that are packed."""
     if way == "torch":
         return timing.torch_mm("NT")
     precision = next(of for of, ways in OF.items() if way in (of, *ways))
     how: dict[str, Any] = {"precision": precision, "invariant": OF[precision].get(way)}
+    if way == PACKED:
+        return lambda a, b: xgemm_torch.linear(a, packs[b.data_ptr()], **how)
     return lambda a, b: xgemm_torch.sgemm(a, b, trans_b=True, **how)
+
+
+def pack(packs: Packs, weights: Iterable[Tensor]) -> None:
+    """Have ``packs`` hold these weights, and no others."""
+    packs.clear()
+    packs.update((weight.data_ptr(), xgemm_torch.prepack(weight)) for weight in weights)
 
 
 def gains(case: dict[str, Any]) -> dict[str, float]:
@@ -63,10 +79,15 @@ def measured(n: int, k: int) -> list[dict[str, Any]]:
     draw = torch.Generator("cuda").manual_seed(SEED)
     x = torch.randn(max(ROWS), k, device="cuda", generator=draw)
     weight = torch.randn(n, k, device="cuda", generator=draw)
-    calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {way: call_of(way) for way in WAYS}
+    packs: Packs = {}
+    calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        way: call_of(way, packs) for way in WAYS
+    }
+    pack(packs, [weight])
     whole = {way: call(x, weight) for way, call in calls.items()}
     found = []
     for m in ROWS:
+        pack(packs, [weight])
         same = {
             way: torch.equal(
                 call(x[:m], weight).view(torch.int32), whole[way][:m].view(torch.int32)
@@ -76,6 +97,7 @@ def measured(n: int, k: int) -> list[dict[str, Any]]:
         if not all(same[way] for way in KEPT):
             raise SystemExit(f"invariant: {m} x {n} x {k}: bits depend on the rows: {same}")
         sets = timing.operands(m, n, k, "NT", seed=SEED)
+        pack(packs, [b for _, b in sets])
         times = timing.interleaved(calls, sets, rounds=ROUNDS)
         found.append(
             {
@@ -96,17 +118,17 @@ def table(record: dict[str, Any]) -> str:
     named = list(gains(cases[0])) if cases else []
     lines = [
         f"{facts['device']}, torch {facts['torch']}; us, and times without invariant= over theirs",
-        f"{'m x n x k':>20}" + "".join(f"{way:>12}" for way in ways)
-        + "".join(f"{name:>18}" for name in named)
-        + "".join(f"{f'eager {way}':>18}" for way in ways[1:]),
+        f"{'m x n x k':>20}" + "".join(f"{way:>20}" for way in ways)
+        + "".join(f"{name:>26}" for name in named)
+        + "".join(f"{f'eager {way}':>26}" for way in ways[1:]),
     ]  # fmt: skip
     for case in cases:
         us, eager = case["us"], case["eager_us"]
         lines.append(
             f"{case['m']:>6} x {case['n']} x {case['k']:<6}".rjust(20)
-            + "".join(f"{us[way]:12.1f}" for way in ways)
-            + "".join(f"{gain:18.2f}" for gain in gains(case).values())
-            + "".join(f"{eager[way]:18.1f}" for way in ways[1:])
+            + "".join(f"{us[way]:20.1f}" for way in ways)
+            + "".join(f"{gain:26.2f}" for gain in gains(case).values())
+            + "".join(f"{eager[way]:26.1f}" for way in ways[1:])
         )
     for name in named:
         ratios = [gains(case)[name] for case in cases]

@@ -1023,9 +1023,10 @@ def headlines(record: Record) -> dict[str, float]:
         }  # fmt: skip
     if record.form == "invariant":
         return {
-            f"{of} / invariant={way.split()[-1]}, geometric mean of device times":
+            f"{of} / invariant={way.removeprefix('fp32 ')}, geometric mean of device times":
                 geometric_mean(c["us"][of] / c["us"][way] for c in content["invariant"])
-            for of, way in (("ieee", "batch"), ("ieee", "tp"), ("fp32", "fp32 batch"))
+            for of, way in (("ieee", "batch"), ("ieee", "tp"), ("fp32", "fp32 batch"),
+                            ("fp32", "fp32 batch, packed"))
             if all(way in c["us"] for c in content["invariant"])
         }  # fmt: skip
     if record.form == "attention":
@@ -1234,18 +1235,20 @@ def parallel(found: Sequence[Record]) -> str:
 
 def invariants(found: Sequence[Record]) -> str:
     """Linear layers by either precision, without and with invariant=; old records have one."""
-    limbs = ("fp32", "fp32 batch")
+    limbs = ("fp32", "fp32 batch", "fp32 batch, packed")
 
     def of_limbs(us: dict[str, float]) -> tuple[float | None, ...]:
         return tuple(us.get(way) for way in limbs)
+
+    def kept(us: dict[str, float]) -> tuple[float | None, ...]:
+        return tuple(us["fp32"] / us[way] if way in us else None for way in limbs[1:])
 
     rows = [
         (record.gpu, f"{c['m']} x {c['n']} x {c['k']}",
          *(c["us"][way] for way in ("torch", "ieee", "batch", "tp")),
          *(c["us"]["ieee"] / c["us"][way] for way in ("batch", "tp")),
          *(c["eager_us"][way] for way in ("ieee", "batch", "tp")),
-         *of_limbs(c["us"]), c["us"]["fp32"] / c["us"]["fp32 batch"] if "fp32" in c["us"] else None,
-         *of_limbs(c["eager_us"]))
+         *of_limbs(c["us"]), *kept(c["us"]), *of_limbs(c["eager_us"]))
         for record in of(found, "invariant")
         for c in record.content["invariant"]
     ]  # fmt: skip
@@ -1255,8 +1258,10 @@ def invariants(found: Sequence[Record]) -> str:
         figures("ieee / batch", "of_batch"), figures("ieee / tp", "of_tp"),
         figures("a call of ieee, us", "call"), figures("of batch, us", "call_batch"),
         figures("of tp, us", "call_tp"), figures("fp32, us", "fp32"),
-        figures("fp32 batch, us", "fp32_batch"), figures("fp32 / batch", "of_fp32_batch"),
+        figures("fp32 batch, us", "fp32_batch"), figures("packed, us", "fp32_packed"),
+        figures("fp32 / batch", "of_fp32_batch"), figures("fp32 / packed", "of_fp32_packed"),
         figures("a call of fp32, us", "call_fp32"), figures("of fp32 batch, us", "call_fp32_batch"),
+        figures("of packed, us", "call_fp32_packed"),
     )  # fmt: skip
     return page.table(
         "t-invariant", "Either precision without and with invariant=: device times, and calls "

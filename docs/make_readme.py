@@ -593,8 +593,9 @@ def mixed_table() -> list[str]:
 def invariant_table() -> list[str]:
     """Linear layers by either precision, without and with invariant=; old records have one."""
     cases = newest("invariant")[1]["invariant"]
-    of = {"ieee": ("batch", "tp"), "fp32": ("fp32 batch",)}
-    of = {precision: ways for precision, ways in of.items() if precision in cases[0]["us"]}
+    of = {"ieee": ("batch", "tp"), "fp32": ("fp32 batch", "fp32 batch, packed")}
+    of = {precision: tuple(way for way in ways if way in cases[0]["us"])
+          for precision, ways in of.items() if precision in cases[0]["us"]}  # fmt: skip
     rows = []
     for case in cases:
         us, eager = case["us"], case["eager_us"]
@@ -604,7 +605,8 @@ def invariant_table() -> list[str]:
             device += [f"{us[way]:.1f} ({us[precision] / us[way]:.2f}x)" for way in ways]
             calls += [f"{eager[way]:.0f}" for way in (precision, *ways)]
         rows.append((f"{case['m']} x {case['n']} x {case['k']}", *device, *calls))
-    named = [f'"{way}"' if " " not in way else '"fp32", "batch"'
+    titles = {"fp32 batch": '"fp32", "batch"', "fp32 batch, packed": '"fp32", "batch", packed'}
+    named = [titles.get(way, f'"{way}"')
              for precision, ways in of.items() for way in (precision, *ways)]  # fmt: skip
     head = ("M x N x K", "torch", *named, f"a call of {named[0]}",
             *(f"of {name}" for name in named[1:]))  # fmt: skip
