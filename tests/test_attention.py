@@ -829,6 +829,42 @@ def test_bad_operands_of_the_backward(name, value, error, words):
         BACKWARD(given["grad"], Q, Q, Q, None, given["out"], given["lse"], False, 1.0)
 
 
+def _into(**more: Tensor) -> dict[str, Tensor]:
+    """Memory for gradients of Q, K and V of `Q`'s shape, of which some is another."""
+    return {name: torch.empty_like(Q) for name in ("dq", "dk", "dv")} | more
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 33, 33, 16), (1, 2, 5, 70, 8), (2, 0, 4, 4, 8)])
+def test_gradients_into_memory_that_is_given(sizes, device):
+    """Of any strides, what lies between stays; the same bits."""
+    q, k, v, dout = operands(*sizes, device)
+    out, lse = FORWARD(q, k, v, None, False, 0.25)
+    given = dout, q, k, v, None, out, lse, False, 0.25
+    want = BACKWARD(*given)
+    room = [torch.full((*reversed(t.shape), 2), 7.0, device=device) for t in want]
+    into = [t.permute(4, 3, 2, 1, 0)[0] for t in room]
+    versions = [t._version for t in into]
+    assert BACKWARD.out(*given, dq=into[0], dk=into[1], dv=into[2]) is None
+    for mine, its, whole, version in zip(into, want, room, versions, strict=True):
+        assert same_bits(mine, its)
+        assert bool((whole[..., 1] == 7).all()) and mine._version > version
+
+
+@pytest.mark.parametrize(("into", "error", "words"), [
+    (_into(dq=Q[..., :7]), ValueError, "dq must have shape (1, 2, 5, 8), got (1, 2, 5, 7)"),
+    (_into(dk=Q.double()), TypeError, "dk must be float32, got float64"),
+    (_into(dv=Q[0]), ValueError, "dv must have 4 dimensions, got shape (2, 5, 8)"),
+    (_into(dv=Q.to("meta")), ValueError, "q is on cpu, dv is on meta"),
+    (_into(dk=Q[:, :1].expand(1, 2, 5, 8)), ValueError, "dk has elements that share memory"),
+    (_into(dq=Q.clone().requires_grad_()), RuntimeError,
+     "functions with out=... arguments don't support automatic differentiation, but dq requires"),
+])  # fmt: skip
+def test_bad_memory_for_gradients(into, error, words):
+    given = Q, Q, Q, Q, None, Q, torch.zeros(1, 2, 32), False, 1.0
+    with pytest.raises(error, match=re.escape(f"attention_backward: {words}")):
+        BACKWARD.out(*given, **into)
+
+
 ONE, HALF = torch.tensor(1), torch.tensor(0.5)
 
 
@@ -1190,6 +1226,9 @@ def test_torchs_rules_for_operators():
     dropout = 0.4, *numbers(9, 8)
     torch.library.opcheck(FORWARD.default, (q, k, v, None, True, 0.3, *dropout))
     torch.library.opcheck(BACKWARD.default, (dout, q, k, v, None, out, lse, True, 0.3, *dropout))
+    given = [t.detach() for t in (dout, q, k, v)]
+    into = {f"d{name}": torch.empty_like(t) for name, t in zip("qkv", given[1:], strict=True)}
+    torch.library.opcheck(BACKWARD.out, (*given, None, out, lse, True, 0.3), into)
 
 
 def test_export(kernels_of_attention):

@@ -1320,6 +1320,73 @@ def test_the_gradient_of_what_was_unbound(cut):
     assert got.stride() == want.stride()
 
 
+def cut_attention(x: Tensor, kept: list[Tensor], **options: Any) -> Tensor:
+    """Attention of a projection (B, S, 3 H D), whose gradients' parts and whole are ``kept``."""
+    whole = (x * 1).view(1, 40, 3, 2, 16)
+    whole.register_hook(kept.append)
+    q, k, v = whole.permute(2, 0, 3, 1, 4).unbind()
+    out = EFFICIENT(q, k, v, None, True, **options)[0]
+    for t in (q, k, v):
+        t.register_hook(kept.append)
+    return out.sin().sum()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_writes_its_gradients_side_by_side(causal, kernels_of_attention):
+    """In the projection's order, so that nothing is copied; the bits are those of other memory."""
+    x = _a(1, 40, 96).requires_grad_()
+    kept: list[Tensor] = []
+    with everything() as p:
+        (got,) = torch.autograd.grad(cut_attention(x, kept, is_causal=causal), x)
+        cut = x.detach().view(1, 40, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        apart = [t.clone().requires_grad_() for t in cut]
+        out = EFFICIENT(*apart, None, True, is_causal=causal)[0]
+        want = torch.autograd.grad(out.sin().sum(), apart)
+    assert p.left == 0
+    *parts, whole = kept
+    assert sorted(t.data_ptr() for t in parts) == [
+        whole.data_ptr() + i * 2 * 16 * whole.element_size() for i in range(3)
+    ]
+    assert whole.is_contiguous() and problems.same_bits(got.view(whole.shape), whole)
+    assert problems.same_bits(got, torch.stack(want, 2).transpose(1, 3).reshape(got.shape))
+
+
+def test_gradients_side_by_side_are_no_other_graphs(kernels_of_attention):
+    """Parts of other tensors, some of them alone, changed by a hook, used twice; second orders."""
+
+    def run(change: str) -> list[Tensor]:
+        torch.manual_seed(3)
+        x = _a(1, 40, 96).requires_grad_()
+        parts = list((x * 1).view(1, 40, 3, 2, 16).permute(2, 0, 3, 1, 4).unbind())
+        q, k, v = parts
+        more = 0.0
+        if change == "in another order":
+            q, k, v = k, v, q
+        elif change == "two alone":
+            v = q
+        elif change == "changed by a hook":
+            k.register_hook(lambda t: t * 2)
+        elif change == "used twice":
+            more = k.square().sum()
+        elif change == "another permutation":
+            q, k, v = (x * 1).view(1, 40, 3, 2, 16).permute(0, 3, 1, 2, 4).unbind(3)
+        elif change == "retained":
+            k.retain_grad()
+        out = EFFICIENT(q, k, v, None, True)[0]
+        (got,) = torch.autograd.grad(out.sin().sum() + more, x)
+        return [got, *([k.grad] if change == "retained" else [])]
+
+    for change in ("none", "in another order", "two alone", "changed by a hook", "used twice",
+                   "another permutation", "retained"):  # fmt: skip
+        with everything():
+            got = run(change)
+        with everything(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention.unbound, "parts_of_attention", lambda *_: None)
+            want = run(change)
+        for mine, its in zip(got, want, strict=True):
+            assert mine.stride() == its.stride() and problems.same_bits(mine, its), change
+
+
 def test_other_stacks_are_torchs():
     parts = [_a(2, 3, 4).transpose(0, 1).requires_grad_() for _ in range(2)]
     x = _a(2, 5, 6).requires_grad_()

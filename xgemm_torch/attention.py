@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
-from . import attention_dropout, ops
+from . import attention_dropout, ops, unbound
 from ._checks import known
-from .attention_ops import BACKWARD, FORWARD, LARGEST_HEAD, flops_of_forward
+from .attention_ops import BACKWARD, BACKWARD_OUT, FORWARD, LARGEST_HEAD, flops_of_forward
 from .deploy import to_onnx
 from .ops import overridden
 from .registry import attention_kernels
@@ -115,11 +115,17 @@ def as_torchs_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
     seed: Tensor, offset: Tensor, dropout_p: float, is_causal: bool, scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
-    """What ``aten._scaled_dot_product_efficient_attention_backward`` gives, without a bias's."""
-    grads = BACKWARD(
-        grad, q, k, v, bias, out, lse, is_causal, _factor(q, scale), dropout_p, seed, offset
-    )
-    return *grads, None
+    """What ``aten._scaled_dot_product_efficient_attention_backward`` gives, without a bias's.
+
+    Where q, k and v are parts of one projection, so are their gradients (`unbound`).
+    """
+    given = grad, q, k, v, bias, out, lse, is_causal, _factor(q, scale), dropout_p, seed, offset
+    parts = unbound.parts_of_attention(q, k, v)
+    if parts is None:
+        return *BACKWARD(*given), None
+    dq, dk, dv = parts
+    BACKWARD_OUT(*given, dq=dq, dk=dk, dv=dv)
+    return dq, dk, dv, None
 
 
 def _factor(q: Tensor, scale: float | None) -> float:

@@ -20,6 +20,8 @@ from .registry import NAMESPACE, OPERATORS, attention_kernels
 
 FORWARD = OPERATORS.attention_forward.default
 BACKWARD = OPERATORS.attention_backward.default
+BACKWARD_OUT = OPERATORS.attention_backward.out
+"""The same into memory that is given (`unbound`), of any strides; it has no gradient."""
 LARGEST_HEAD = attention_kernels().largest_head
 """The largest D that the kernels take."""
 _LSE_ROWS = 32  # rows of log-sum-exp come in multiples of it
@@ -49,7 +51,7 @@ def _check(name: str, q: Tensor, k: Tensor, v: Tensor, bias: Any = None, **more:
     as_q, as_k = (batch, heads, rows, width), (batch, heads, keys, width)
     shapes = {
         "k": as_k, "v": as_k, "bias": (batch, heads, rows, keys), "grad": as_q, "out": as_q,
-        "lse": (batch, heads, _padded(rows)),
+        "lse": (batch, heads, _padded(rows)), "dq": as_q, "dk": as_k, "dv": as_k,
     }  # fmt: skip
     for arg, t in operands.items():
         _shape(name, arg, t.shape, shapes.get(arg, t.shape))
@@ -112,6 +114,16 @@ def _backward_fake(
     _check("attention_backward", q, k, v, bias, grad=grad, out=out, lse=lse)
     _check_dropout("attention_backward", q, dropout_p, seed=seed, offset=offset)
     return _like(q), _like(k), _like(v)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::attention_backward.out", lib=_LIB)
+def _backward_out_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+    is_causal: bool, scale: float, dropout_p: float = 0.0, seed: Tensor | None = None,
+    offset: Tensor | None = None, *, dq: Tensor, dk: Tensor, dv: Tensor,
+) -> None:  # fmt: skip
+    _check("attention_backward", q, k, v, bias, grad=grad, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
+    _check_dropout("attention_backward", q, dropout_p, seed=seed, offset=offset)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -278,6 +290,26 @@ def _register(rules: Any) -> None:
     _LIB.impl(op._opname, functorch, "FuncTorchDynamicLayerFrontMode")
 
 
+def _out_autograd(
+    keyset: torch._C.DispatchKeySet, *args: Any, dq: Tensor, dk: Tensor, dv: Tensor
+) -> None:
+    into = {"dq": dq, "dk": dk, "dv": dv}
+    given = dict(zip(_names(BACKWARD), args, strict=False)) | into
+    for arg, t in given.items():
+        if torch.is_grad_enabled() and t is not None and t.requires_grad:
+            raise RuntimeError(
+                "attention_backward: functions with out=... arguments don't support automatic "
+                f"differentiation, but {arg} requires grad"
+            )
+    try:
+        with ops._BelowAutograd():
+            BACKWARD_OUT.redispatch(keyset & torch._C._after_autograd_keyset, *args, **into)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        _say_what_is_wrong(BACKWARD, _whole(args, len(BACKWARD._schema.arguments)), **into)
+        raise
+    torch.autograd.graph.increment_version(list(into.values()))
+
+
 def _whole(args: tuple[Any, ...], arity: int) -> tuple[Any, ...]:
     """A call's operands: the dispatcher leaves out those at their end that are the defaults."""
     return args + (0.0, None, None)[3 - (arity - len(args)) :]
@@ -289,12 +321,16 @@ def _in_jvp() -> bool:
     return any(level.key() == jvp for level in ops.functorch.get_interpreter_stack() or ())
 
 
-def _say_what_is_wrong(op: Any, args: tuple[Any, ...]) -> None:
+def _names(op: Any) -> tuple[str, ...]:
+    """Of an operator's tensors but dropout's, its first arguments."""
+    forward = "q", "k", "v", "bias"
+    return ("grad", *forward, "out", "lse") if op is BACKWARD else forward
+
+
+def _say_what_is_wrong(op: Any, args: tuple[Any, ...], **into: Tensor) -> None:
     """After a failed call: raise what is wrong with its operands, if it was them."""
-    names: tuple[str, ...] = ("q", "k", "v", "bias")
-    if op is BACKWARD:
-        names = ("grad", *names, "out", "lse")
-    given = {name: t for name, t in zip(names, args, strict=False) if t is not None}
+    names = _names(op)
+    given = {name: t for name, t in zip(names, args, strict=False) if t is not None} | into
     try:
         _check(op._opname, **given)
         for name, t in given.items():
@@ -313,6 +349,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any) 
 
 for _rules in (_AttentionForward, _AttentionBackward):
     _register(_rules)
+_LIB.impl("attention_backward.out", _out_autograd, "Autograd", with_keyset=True)
 for _key in ("AutocastCPU", "AutocastCUDA"):
     _LIB.impl("attention_forward", _autocast, _key)
 

@@ -645,7 +645,7 @@ def _functions() -> Iterator[CodeType]:
     for function in (_torch_dispatch, _of_subclasses, _reason, _flops, _flops_of_rnn,
                      _flops_of_sgemm, _flops_of_linear_backward, _flops_of_attention,
                      _flops_of_attention_backward, Tally.leave, _stack, unbound.permuted,
-                     unbound.stack):  # fmt: skip
+                     unbound.stack, unbound.parts_of_attention):  # fmt: skip
         yield function.__code__
     for factory in (_product, _grouped, _convolution, _convolution_backward, _attention,
                     _attention_backward, _counted, _composite, _inseparable, _ours):  # fmt: skip

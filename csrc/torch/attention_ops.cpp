@@ -32,6 +32,14 @@ void check(const char* op, const char* name, const Tensor& t, const Tensor& q,
   check_storage(op, name, t);
 }
 
+// A result that is given.
+void check_written(const char* op, const char* name, const Tensor& t, const Tensor& q,
+                   const Sizes& size) {
+  check(op, name, t, q, &size);
+  if (t.numel() > 0)
+    check_apart(op, name, size, Sizes{t.stride(0), t.stride(1), t.stride(2), t.stride(3)});
+}
+
 template <class T>
 Heads<T> heads_of(const Tensor& t, T* data) {
   return {data, t.size(0) == 1 ? 0 : t.stride(0), t.stride(1), t.stride(2), t.stride(3)};
@@ -161,7 +169,8 @@ std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& 
 std::array<Tensor, 3> attention_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
                                          const Tensor& v, const std::optional<Tensor>& bias,
                                          const Tensor& out, const Tensor& lse, bool causal,
-                                         double scale, const DropoutArgs& dropout) {
+                                         double scale, const DropoutArgs& dropout,
+                                         const std::optional<std::array<Tensor, 3>>& into) {
   const char* const op = kAttentionBackwardOp;
   Attention a = describe(op, q, k, v, bias, causal, scale, dropout);
   const Sizes result{a.batch, a.heads, a.queries, a.width};
@@ -175,8 +184,15 @@ std::array<Tensor, 3> attention_backward(const Tensor& grad, const Tensor& q, co
     bad(op, "lse must be dense, of shape (", a.batch, ", ", a.heads, ", ", a.lse_stride, "), got ",
         shape_of(lse));
   check_storage(op, "lse", lse);
-  const std::array<Tensor, 3> all{new_heads(q, a, a.queries), new_heads(q, a, a.keys),
-                                  new_heads(q, a, a.keys)};
+  if (into) {
+    const Sizes keys{a.batch, a.heads, a.keys, a.width};
+    check_written(op, "dq", (*into)[0], q, result);
+    check_written(op, "dk", (*into)[1], q, keys), check_written(op, "dv", (*into)[2], q, keys);
+  }
+  const std::array<Tensor, 3> all =
+      into ? *into
+           : std::array<Tensor, 3>{new_heads(q, a, a.queries), new_heads(q, a, a.keys),
+                                   new_heads(q, a, a.keys)};
   if (empty(a)) {
     for (const Tensor& t : all) zero(t);
     return all;

@@ -7,7 +7,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -58,6 +60,22 @@ void check_storage(const std::string& op, const char* name, const Tensor& t, con
 // The same of a tensor of any dimensions, by its own sizes and strides.
 void check_storage(const std::string& op, const char* name, const Tensor& t,
                    int64_t element_bytes = sizeof(float));
+// Throws unless the elements of a tensor, which has some, lie apart: what is to be written.
+template <size_t N>
+void check_apart(const std::string& op, const char* name, const std::array<int64_t, N>& size,
+                 const std::array<int64_t, N>& stride) {
+  std::array<size_t, N> by_stride;
+  std::iota(by_stride.begin(), by_stride.end(), size_t{0});
+  std::sort(by_stride.begin(), by_stride.end(),
+            [&](size_t x, size_t y) { return stride[x] < stride[y]; });
+  int64_t reach = 0;
+  for (size_t axis : by_stride) {
+    if (size[axis] == 1) continue;
+    if (stride[axis] <= reach)
+      bad(op, name, " has elements that share memory (an expanded or overlapping view)");
+    reach += (size[axis] - 1) * stride[axis];
+  }
+}
 
 // The axes of a tensor of up to 3, aligned at the last one; those of an operand, which is checked.
 Shape axes_of(const Tensor& t);
@@ -141,13 +159,14 @@ struct DropoutArgs {
 };
 
 // The operators kAttentionOp, which gives the result and lse, and kAttentionBackwardOp, which gives
-// dQ, dK and dV.
+// dQ, dK and dV: in memory of their own, or in what is given.
 std::array<Tensor, 2> attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                 const std::optional<Tensor>& bias, bool causal, double scale,
                                 const DropoutArgs& dropout);
 std::array<Tensor, 3> attention_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
                                          const Tensor& v, const std::optional<Tensor>& bias,
                                          const Tensor& out, const Tensor& lse, bool causal,
-                                         double scale, const DropoutArgs& dropout);
+                                         double scale, const DropoutArgs& dropout,
+                                         const std::optional<std::array<Tensor, 3>>& into = {});
 
 }  // namespace xgemm

@@ -76,16 +76,7 @@ void check_out(const std::string& op, const Tensor& out, const Shape& s, const G
     bad(op, "out must have shape (", head, g.m, ", ", g.n, "), got ", shape_of(out));
   }
   if (g.batch * g.m * g.n == 0) return;
-  std::array<size_t, 3> by_stride{0, 1, 2};
-  std::sort(by_stride.begin(), by_stride.end(),
-            [&](size_t x, size_t y) { return s.stride[x] < s.stride[y]; });
-  int64_t reach = 0;
-  for (size_t axis : by_stride) {
-    if (s.size[axis] == 1) continue;
-    if (s.stride[axis] <= reach)
-      bad(op, "out has elements that share memory (an expanded or overlapping view)");
-    reach += (s.size[axis] - 1) * s.stride[axis];
-  }
+  check_apart(op, "out", s.size, s.stride);
   const View<const float> d{g.d.data, g.d.rs, g.d.cs, g.d.bs};
   const Range o = range(d, g.batch, g.m, g.n);
   const auto disjoint = [&](const View<const float>& v, int64_t rows, int64_t columns) {
@@ -500,12 +491,20 @@ void attention_op(StableIValue* stack, uint64_t, uint64_t) {
                 dropout_args(stack, 6));
   stack[0] = from(out), stack[1] = from(lse);
 }
+std::array<Tensor, 3> attention_gradients(const StableIValue* stack,
+                                          const std::optional<std::array<Tensor, 3>>& into = {}) {
+  return attention_backward(to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]),
+                            to<Tensor>(stack[3]), to<std::optional<Tensor>>(stack[4]),
+                            to<Tensor>(stack[5]), to<Tensor>(stack[6]), to<bool>(stack[7]),
+                            to<double>(stack[8]), dropout_args(stack, 9), into);
+}
 void attention_backward_op(StableIValue* stack, uint64_t, uint64_t) {
-  const auto all = attention_backward(
-      to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]), to<Tensor>(stack[3]),
-      to<std::optional<Tensor>>(stack[4]), to<Tensor>(stack[5]), to<Tensor>(stack[6]),
-      to<bool>(stack[7]), to<double>(stack[8]), dropout_args(stack, 9));
+  const auto all = attention_gradients(stack);
   for (size_t i = 0; i < all.size(); ++i) stack[i] = from(all[i]);
+}
+void attention_backward_out_op(StableIValue* stack, uint64_t, uint64_t) {
+  attention_gradients(stack, std::array<Tensor, 3>{to<Tensor>(stack[12]), to<Tensor>(stack[13]),
+                                                   to<Tensor>(stack[14])});
 }
 
 void mixed_op(StableIValue* stack, uint64_t, uint64_t) {
@@ -575,11 +574,13 @@ std::vector<Operator> operators() {
                      "float dropout_p=0.0, Tensor? seed=None, Tensor? offset=None) -> "
                      "(Tensor, Tensor)",
                  true});
-  all.push_back({std::string(kAttentionBackwardOp) +
-                     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor "
-                     "lse, bool is_causal, float scale, float dropout_p=0.0, Tensor? seed=None, "
-                     "Tensor? offset=None) -> (Tensor, Tensor, Tensor)",
-                 true});
+  const std::string gradients =
+      "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, bool "
+      "is_causal, float scale, float dropout_p=0.0, Tensor? seed=None, Tensor? offset=None";
+  all.push_back({kAttentionBackwardOp + gradients + ") -> (Tensor, Tensor, Tensor)", true});
+  all.push_back({std::string(kAttentionBackwardOp) + ".out" + gradients +
+                     ", *, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> ()",
+                 false});
   all.push_back({"prepack(Tensor b, *, bool trans_b=False, str kernel=\"auto\") -> Tensor", false});
   return all;
 }
@@ -622,6 +623,7 @@ void register_kernels() {
     library->impl(kMixedOp, &mixed_op);
     library->impl(kAttentionOp, &attention_op);
     library->impl(kAttentionBackwardOp, &attention_backward_op);
+    library->impl((std::string(kAttentionBackwardOp) + ".out").c_str(), &attention_backward_out_op);
     library->impl("prepack", &prepack_op);
     for (const Stage& s : stages(Flavour::host)) library->impl(s.name.c_str(), s.boxed);
   }
