@@ -128,19 +128,19 @@ MODELS = {
                  "transformers.models.falcon.modeling_falcon.FalconLinear"),
         Workload("gpt2-hf", "GPT-2 124M, 8 x 1024 tokens",
                  Sizes(8, 1024, 12, 768, 3072, 12, 50257), Sizes(2, 8, 2, 32, 64, 4, 61),
-                 gpt2, tokens, next_token, PACKAGE, attention=True),
+                 gpt2, tokens, next_token, PACKAGE, named_attention=True),
         Workload("gpt2-hf-dropout", "GPT-2 124M with dropout of 0.1, 8 x 1024 tokens",
                  Sizes(8, 1024, 12, 768, 3072, 12, 50257, dropout=0.1),
                  Sizes(2, 8, 2, 32, 64, 4, 61, dropout=0.1),
-                 gpt2, tokens, next_token, PACKAGE, attention=True),
+                 gpt2, tokens, next_token, PACKAGE, named_attention=True),
         Workload("bert-hf-dropout", "BERT-base with dropout of 0.1, 32 x 512 tokens",
                  Sizes(32, 512, 12, 768, 3072, 12, 30522, dropout=0.1),
                  Sizes(2, 8, 2, 32, 64, 4, 61, dropout=0.1),
-                 bert, tokens, next_token, PACKAGE, attention=True),
+                 bert, tokens, next_token, PACKAGE, named_attention=True),
         Workload("llama-gqa", "Llama 0.3B (16 layers of 1024, 16 heads of 4 of keys), "
                  "4 x 2048 tokens",
                  Sizes(4, 2048, 16, 1024, 2816, 16, 32000), Sizes(2, 8, 2, 32, 64, 4, 61),
-                 llama, tokens, next_token, PACKAGE, attention=True),
+                 llama, tokens, next_token, PACKAGE, named_attention=True),
     )
 }  # fmt: skip
 """By name."""

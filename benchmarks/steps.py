@@ -8,14 +8,15 @@
 
 Of each model: the median step in ms, ways in turns (events on the GPU; forward, backward, AdamW
 fused), peak memory of a step, where the time of a converted step goes by families of kernels, and
-how far the losses of the same steps are from stock FP32's. Eager models with attention have a
-fourth way, "patched": converted, and inside ``patch()``, which makes attention, too. `need` is the
+how far the losses of the same steps are from stock FP32's. Models with attention have two ways
+more: "patched", converted and inside ``patch()``, which makes attention, too; and "attention",
+converted and calling ``xgemm_torch.scaled_dot_product_attention``, without a patch. `need` is the
 time that the products' FLOP take at `RATE`: what a step's products would take if they were nothing
 but the main loop. `reach` is the share of a step's FLOP, attention's included, that xgemm makes.
 
 Models of from_transformers.py are not among those that are measured unless they are named. The
-third way, "converted", of Mixtral and Falcon is ``convert`` inside ``patch()``; the others have a
-fifth, "attention", ``convert(attention=True)`` without a patch.
+third and last way, "converted", of Mixtral and Falcon is ``convert`` inside ``patch()``; of the
+others "attention" is ``convert(attention=True)``.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ RATE = 217e12
 MODELS = WORKLOADS | from_transformers.MODELS
 """By name; those of workloads.py are measured unless others are named."""
 WAYS = ("stock", "tf32", "converted")
-"""Of every model; `ways_of` has a fourth for those that `Workload.patched` says."""
+"""Of every model; `ways_of` has two more for those that `Workload.patched` says."""
 PATCHED = "patched"
 ATTENTION = "attention"
 WARM_UP, ROUNDS, LOSSES = 3, 7, 20
@@ -70,8 +71,7 @@ REST = "rest"
 
 def ways_of(workload: Workload) -> tuple[str, ...]:
     """Name a model's ways."""
-    more = [(PATCHED, workload.patched), (ATTENTION, workload.attention)]
-    return (*WAYS, *(way for way, has in more if has))
+    return (*WAYS, PATCHED, ATTENTION) if workload.patched else WAYS
 
 
 class Job:
@@ -87,7 +87,11 @@ class Job:
         self.patch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if way in ("converted", PATCHED, ATTENTION):
             types = reach.named(workload.types) if workload.types else ()
-            xgemm_torch.convert(self.model, types=types, attention=way == ATTENTION)
+            ours = way == ATTENTION
+            xgemm_torch.convert(self.model, types=types, attention=ours)
+            for module in self.model.modules():
+                if ours and hasattr(module, "attend"):  # of a model that is made here
+                    module.attend = xgemm_torch.scaled_dot_product_attention
             if way == PATCHED or workload.only_patched:
                 self.patch = xgemm_torch.patch()
         fused = device == "cuda"
@@ -294,11 +298,16 @@ def table(record: dict[str, Any]) -> Fitted:
     from xgemm_torch.tools.console import Column, Fitted
 
     has_reach = any("reach" in m for m in record["models"].values())
-    # An older record has no fourth way, nor has one of compiled steps.
-    patched = any(PATCHED in m["ms"] for m in record["models"].values())
+    # An older record has no fourth way, or no fifth.
+    has = {way: any(way in m["ms"] for m in record["models"].values())
+           for way in (PATCHED, ATTENTION)}  # fmt: skip
+    patched = has[PATCHED]
 
     def cell(of: dict[str, float], name: str = PATCHED, form: str = ".1f") -> list[str]:
         return [format(of[name], form) if name in of else "-"] if patched else []
+
+    def of_attention(of: dict[str, float], form: str = ".1f") -> list[str]:
+        return cell(of, ATTENTION, form) if has[ATTENTION] else []
 
     made = Fitted(
         f"A training step on {record['facts']['device']}, ms"
@@ -307,6 +316,8 @@ def table(record: dict[str, Any]) -> Fitted:
             Column("model"), Column("stock", right=True), Column("TF32", right=True),
             Column("converted", right=True), Column("gain", right=True),
             *([Column("and patch", right=True), Column("gain", right=True)] if patched else []),
+            *([Column("or attention", right=True), Column("gain", right=True)]
+              if has[ATTENTION] else []),
             *([Column("reached", right=True)] if has_reach else []), Column("need", right=True),
             Column("limbs", right=True),
             Column("decomposed", right=True), Column("strict", right=True),
@@ -326,7 +337,7 @@ def table(record: dict[str, Any]) -> Fitted:
         gains = {way: ms["stock"] / ms[way] for way in ms}
         made.add_row(
             name, *(f"{ms[way]:.1f}" for way in WAYS), f"{gains['converted']:.2f}",
-            *cell(ms), *cell(gains, form=".2f"),
+            *cell(ms), *cell(gains, form=".2f"), *of_attention(ms), *of_attention(gains, ".2f"),
             *(["-" if share is None else reach_page.percent(share)] if has_reach else []),
             f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
             f"{kinds['products of limbs']:.1f}",

@@ -40,9 +40,9 @@ class Workload:
     ``package`` is the library that has the model, if it is not made here: not all of its products
     are layers' that ``convert`` knows, so that it is converted and inside ``patch()``. ``types`` is
     the place of a class that ``convert(types=)`` is told of. ``traced`` is the same loss as
-    ``torch.compile`` takes it, where that is another program. ``attention`` says that the library
-    looks its attention up by a name, as ``convert(attention=True)`` needs it: then "converted" is
-    without a patch, and steps.py has a way for either.
+    ``torch.compile`` takes it, where that is another program. ``named_attention`` says that the
+    library looks its attention up by a name, as ``convert(attention=True)`` needs it: then
+    "converted" is without a patch, and steps.py has a way for either.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Workload:
     package: str = ""
     types: str = ""
     traced: Callable[[nn.Module, Batch], Tensor] | None = None
-    attention: bool = False
+    named_attention: bool = False
 
     @property
     def only_patched(self) -> bool:
         """Whether ``convert`` alone misses its products: converted layers are inside a patch."""
-        return bool(self.package) and not self.attention
+        return bool(self.package) and not self.named_attention
 
     @property
     def patched(self) -> bool:
@@ -73,7 +73,13 @@ class Workload:
 
 
 class Mixer(nn.Module):
-    """Attention of (batch, length, width); ``rotary`` turns queries and keys by their position."""
+    """Attention of (batch, length, width); ``rotary`` turns queries and keys by their position.
+
+    Attributes:
+        attend: torch's function, or ours, as steps.py has it.
+    """
+
+    attend = staticmethod(F.scaled_dot_product_attention)
 
     def __init__(self, s: Sizes, *, causal: bool, rotary: bool, bias: bool) -> None:
         """Make the ways in and out."""
@@ -88,7 +94,7 @@ class Mixer(nn.Module):
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         if self.rotary:
             q, k = turned(q), turned(k)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        y = self.attend(q, k, v, is_causal=self.causal)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 

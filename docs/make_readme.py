@@ -500,7 +500,7 @@ def step_table(kind: str = "steps") -> list[str]:
 
         rows.append((
             f"{name}: {m['what']}", *(f"{ms[way]:.1f}" for way in ("stock", "tf32")),
-            gained(ms, "converted"), gained(ms, "patched"),
+            *(gained(ms, way) for way in ("converted", "patched", "attention")),
             ", ".join(f"{sum(of.values()):.1f}" if of else "-" for of in (kinds, inside)),
             f"{m['need_ms']:.1f}" if m["need_ms"] else "-",
             f"{kinds['products of limbs']:.1f}", f"{kinds['decompositions']:.1f}",
@@ -508,8 +508,8 @@ def step_table(kind: str = "steps") -> list[str]:
             f"{m['peak_mib']['converted'] / m['peak_mib']['stock']:.2f}",
             f"{off['converted']:.0e}, {cell(off, 'patched', '.0e')}, {off['tf32']:.0e}",
         ))  # fmt: skip
-    head = ("model", "stock", "TF32", "converted", "and patch", "kernels, patch's", "need", "limbs",
-            "decomposed", "attention, patch's", "memory",
+    head = ("model", "stock", "TF32", "converted", "and patch", "or our attention",
+            "kernels, patch's", "need", "limbs", "decomposed", "attention, patch's", "memory",
             "losses off, patch's, TF32's")  # fmt: skip
     return table(head, rows)
 

@@ -45,20 +45,26 @@ def jobs_of(name):
     return made
 
 
-def test_models_with_attention_have_a_way_inside_a_patch():
+def test_models_with_attention_have_two_ways_more():
     ways = {name: steps.ways_of(workload) for name, workload in steps.MODELS.items()}
-    fourth = (*steps.WAYS, "patched")
-    fifth = (*fourth, "attention")
-    assert [name for name, some in ways.items() if some == fourth] == [
-        "gpt2", "vit", "bert", "llama",
-    ]  # fmt: skip
-    assert [name for name, some in ways.items() if some == fifth] == [
-        "gpt2-hf",
-        "gpt2-hf-dropout",
-        "bert-hf-dropout",
+    five = (*steps.WAYS, "patched", "attention")
+    assert [name for name, some in ways.items() if some == five] == [
+        "gpt2", "vit", "bert", "llama", "gpt2-hf", "gpt2-hf-dropout", "bert-hf-dropout",
         "llama-gqa",
-    ]
-    assert {some for some in ways.values()} == {steps.WAYS, fourth, fifth}
+    ]  # fmt: skip
+    assert {some for some in ways.values()} == {steps.WAYS, five}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "bert", "llama"])
+def test_a_models_own_call_of_attention_is_ours_in_one_way(name):
+    attends = {}
+    for way, job in jobs_of(name).items():
+        modules = [m for m in job.model.modules() if hasattr(m, "attend")]
+        assert len(modules) == job.workload.sizes.layers
+        (attends[way],) = {m.attend for m in modules}
+    ours = attends.pop(steps.ATTENTION)
+    assert ours is xgemm_torch.scaled_dot_product_attention
+    assert set(attends.values()) == {torch.nn.functional.scaled_dot_product_attention}
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LIBRARYS])
@@ -353,7 +359,7 @@ def test_attention_by_its_name_has_columns(monkeypatch, tmp_path):
     record = {**made_up(), "models": {"llama-gqa": named_model()}}
     records.write(path, record)
     headlines = report.headlines(*report.read([path]))
-    assert headlines["llama-gqa: stock / convert(attention=True)"] == 4.0
+    assert headlines["llama-gqa: stock / converted, attention ours"] == 4.0
     report.main(["--html", str(page), str(path)])
     (row,) = [
         r.split("<td>") for r in page.read_text().splitlines() if "<td>eager<td>llama-gqa" in r
@@ -373,10 +379,11 @@ def test_the_page_of_measurements_has_a_column_for_it(monkeypatch):
     head, mlp, gpt2 = (
         line[2:-2].split(" | ") for line in make_readme.BLOCKS["steps"]() if "---" not in line
     )
-    assert head[3:5] == ["converted", "and patch"]
-    assert mlp[3:5] == ["15.0 (2.00x)", "-"] and gpt2[3:5] == ["15.0 (2.00x)", "10.0 (3.00x)"]
-    assert head[5] == "kernels, patch's" and head[9] == "attention, patch's"
-    assert (mlp[9], gpt2[9]) == ("1.0, -", "1.0, 0.4")
+    assert head[3:6] == ["converted", "and patch", "or our attention"]
+    assert mlp[3:6] == ["15.0 (2.00x)", "-", "-"]
+    assert gpt2[3:6] == ["15.0 (2.00x)", "10.0 (3.00x)", "-"]
+    assert head[6] == "kernels, patch's" and head[10] == "attention, patch's"
+    assert (mlp[10], gpt2[10]) == ("1.0, -", "1.0, 0.4")
     assert (mlp[-1], gpt2[-1]) == ("1e-06, -, 1e-03", "1e-06, 2e-06, 1e-03")
     assert make_readme.BLOCKS["steps-compiled"]() == make_readme.BLOCKS["steps"]()
 

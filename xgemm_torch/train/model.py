@@ -41,7 +41,13 @@ SHAPES = {
 
 
 class Attention(nn.Module):
-    """Causal self-attention; ``x`` and the result are (batch, time, width)."""
+    """Causal self-attention; ``x`` and the result are (batch, time, width).
+
+    Attributes:
+        attend: torch's function; ``xgemm_torch.scaled_dot_product_attention`` may take its place.
+    """
+
+    attend = staticmethod(F.scaled_dot_product_attention)
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         """Make the two layers: queries, keys and values together, and the way out."""
@@ -55,7 +61,7 @@ class Attention(nn.Module):
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        y = self.attend(q, k, v, dropout_p=dropout, is_causal=True)
         return self.proj(y.transpose(1, 2).reshape(batch, time, width))
 
 
