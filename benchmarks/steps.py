@@ -315,12 +315,13 @@ def table(record: dict[str, Any]) -> Fitted:
         [
             Column("model"), Column("stock", right=True), Column("TF32", right=True),
             Column("converted", right=True), Column("gain", right=True),
-            *([Column("and patch", right=True), Column("gain", right=True)] if patched else []),
-            *([Column("or attention", right=True), Column("gain", right=True)]
+            *([Column("and patch", right=True), Column("gain", right=True, spare=1)]
+              if patched else []),
+            *([Column("or attention", right=True), Column("gain", right=True, spare=1)]
               if has[ATTENTION] else []),
             *([Column("reached", right=True)] if has_reach else []), Column("need", right=True),
             Column("limbs", right=True),
-            Column("decomposed", right=True), Column("strict", right=True),
+            Column("decomposed", right=True, spare=1), Column("strict", right=True, spare=1),
             Column("attention", right=True, spare=1),
             *([Column("and patch's", right=True, spare=1)] if patched else []),
             Column("rest", right=True, spare=1),
