@@ -19,7 +19,7 @@ from test_stages import on_every_device
 from torch import Tensor, nn
 
 import xgemm_torch
-from xgemm_torch import linear, sgemm, simt
+from xgemm_torch import _C, linear, sgemm, simt
 from xgemm_torch.tools import accuracy
 
 STAGES = {stage.name: stage for stage in xgemm_torch.stages() if stage.batch_invariant}
@@ -232,6 +232,113 @@ def test_a_batch_is_decomposed_as_its_matrices_are(device):
     a, b, _ = operands(3, 544, 1100, batch=(3, 3), data="wide", device=device)
     got = limbs(a, b)
     assert all(same_bits(got[i], limbs(a[i], b[i])) for i in range(3))
+
+
+# ---------------------------------------------------------------------------------------------
+# K in parts (csrc/xgemm/core/k_parts.h)
+
+SLICE = 32
+# Columns, K, and how many parts that is: two; more than are added at a time; 16, the last of two
+# slices.
+CUT = ((141, 1100, 2), (141, 4200, 8), (20, 8224, 16))
+# Of 132 multiprocessors several share a tile; of 7 some tiles are shared, and of 1 none is.
+SMS = (132, 7, 1)
+
+
+def parts_of(n: int, k: int) -> list[slice]:
+    """Where K is cut, as the header says."""
+    slices, tiles = -(-k // SLICE), -(-n // 128)
+    most = max(1, min(16, 128 // tiles, slices // 16))
+    length = -(-slices // most) * SLICE
+    return [slice(first, min(first + length, k)) for first in range(0, k, length)]
+
+
+def ways(m: int, n: int, k: int, **flags) -> set[bool]:
+    """Whether some clusters share a tile, for each number of multiprocessors."""
+    found = set()
+    for sms in SMS:
+        _C.simt_forget_sites()
+        with simt.configure(sm_count=sms):
+            limbs(torch.zeros(m, k), torch.zeros(k, n), **flags)
+        found.add(any(site.startswith("invariant_wgmma.h:") for site in simt.sites("signal")))
+    return found
+
+
+@pytest.mark.parametrize("n, k, count", CUT)
+def test_parts_are_added_in_order(n, k, count):
+    """As their products are, where the largest of each row and part are alike."""
+    cuts = parts_of(n, k)
+    assert len(cuts) == count
+    a, b = torch.rand(70, k) + 1, torch.rand(k, n) + 1
+    for cut in cuts:
+        a[:, cut.start], b[cut.start] = 1.99, 1.99
+    a, b = a * torch.randn(70, k).sign(), b * torch.randn(k, n).sign()
+    want = torch.full((70, n), -0.0)
+    for cut in cuts:
+        want += limbs(a[:, cut], b[cut])
+    assert same_bits(limbs(a, b), want)
+    assert same_bits(limbs(a[:3], b), want[:3])
+
+
+@on_every_row
+@pytest.mark.parametrize("n, k, count", CUT)
+def test_whoever_makes_parts_bits_are_the_same(stage, row, n, k, count):
+    a, b = mixed(200, n, k)
+    want = limbs(a, b, kernel=stage)
+    assert right(stage, want, a, b)
+    for m in (1, 20, 64, 70, 200):
+        for sms in SMS:
+            with simt.configure(row=row, sm_count=sms):
+                assert same_bits(limbs(a[:m], b, kernel=stage), want[:m]), (m, sms)
+
+
+def test_parts_are_made_both_ways():
+    """Or the test above could not fail."""
+    for m in (1, 200):
+        assert ways(m, *CUT[1][:2]) == {False, True}
+    assert ways(200, 141, 900) == {False}  # one part
+
+
+@on_every_device
+@on_every_maker
+def test_a_row_of_many_parts_has_the_bits_that_it_has_alone(data, device):
+    a, b = (t.to(device) for t in MAKERS[data](130, 141, 4200))
+    got = limbs(a, b)
+    assert right(NAME, got, a, b)
+    for rows in (slice(37, 38), slice(63, 66), slice(64, 128)):
+        assert same_bits(limbs(a[rows], b), got[rows])
+
+
+@on_every_device
+@pytest.mark.parametrize("sms", SMS)
+def test_parts_of_batches_and_of_slabs(sms, device):
+    a, b, _ = operands(5, 40, 1100, batch=(3, 3), data="wide", device=device)
+    x, y = (t.to(device) for t in mixed(560, 20, 1100))
+    batch, whole = [limbs(a[i], b[i]) for i in range(3)], limbs(x, y)
+    packed = torch.ops.xgemm.prepack(y, kernel=NAME)
+    with simt.configure(sm_count=sms):
+        assert all(map(same_bits, limbs(a, b), batch))
+        assert all(map(same_bits, limbs(a, b[0]), (limbs(a[i], b[0]) for i in range(3))))
+        assert same_bits(limbs(x, y, packed=packed), whole)
+        assert same_bits(limbs(x[:9], y, packed=packed), whole[:9])
+        with simt.configure(slab_bytes=1):
+            assert same_bits(limbs(x, y), whole)
+            assert same_bits(limbs(x, y, packed=packed), whole)
+
+
+@on_every_device
+@pytest.mark.parametrize("sms", SMS)
+def test_the_end_of_parts(sms, device):
+    """What an epilogue does is done once, with all parts."""
+    a, b = (t.to(device) for t in mixed(130, 40, 1100))
+    c = torch.randn(130, 40, device=device)
+    options = {"alpha": 0.3, "beta": -0.5, "activation": "gelu"}
+    want = limbs(a, b, c, **options)
+    with simt.configure(sm_count=sms):
+        out = c.clone()
+        torch.ops.xgemm.sgemm.out(a, b, out, out=out, kernel=NAME, batch_invariant=True, **options)
+        assert same_bits(out, want)
+        assert same_bits(limbs(a[7:8], b, c[7:8], **options), want[7:8])
 
 
 # ---------------------------------------------------------------------------------------------

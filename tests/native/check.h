@@ -13,6 +13,7 @@ bool throws(const std::function<void()>& f, const std::string& part);
 
 void test_aligned_copies();
 void test_stream_k();
+void test_k_parts();
 void test_select();
 void test_decompose();
 void test_tuned_file();

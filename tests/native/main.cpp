@@ -503,6 +503,7 @@ int run_all() {
     test("choice", test_select);
     test("decomposition", test_decompose);
     test("stream-K", test_stream_k);
+    test("parts of K", test_k_parts);
     test("aligned copies", test_aligned_copies);
     test("file of tuned problems", test_tuned_file);
     test("rows of tuned problems", test_rows);

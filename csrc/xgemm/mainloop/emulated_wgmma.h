@@ -428,6 +428,10 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
       const auto scales = fetch_scales<T>(job, z, o, group);
 #pragma unroll
       for (int e = 0; e < 64; ++e) acc[e] = 0.f;
+      // Or its registers would be kept till here: who adds up parts needs them.
+      if constexpr (Job::kAlone)
+#pragma unroll
+        for (int e = 0; e < 64; ++e) acc_corr[e] = 0.f;
       for (int first = work.first; first < work.last; first += S.segment / kSliceK) {
         const int last =
             first + S.segment / kSliceK < work.last ? first + S.segment / kSliceK : work.last;
@@ -458,9 +462,12 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         }
         if (work.first > 0) fixup<T>(job, cluster - job.stream_k.starter(work.tile), group, acc);
       }
-      if constexpr (Job::kAlone)
+      if constexpr (Job::kAlone) {
+        if (!job.template end_part<T>(work, o, rank, group, acc)) continue;
         job.template store_tile<S, T>(ring.scales[group], scales, z, o, group, acc);
-      else store_tile<S, T>(job, ring.scales[group], scales, z, o, group, acc, unit, parity);
+      } else {
+        store_tile<S, T>(job, ring.scales[group], scales, z, o, group, acc, unit, parity);
+      }
       if constexpr (Job::kStaged) {
         parity ^= 1;
         last = !job.template work_tile<T>(tiles, cluster, step + 1, work);
@@ -558,11 +565,14 @@ void launch_wgmma_of(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& 
   int clusters = context.device.sm_count;
   if constexpr (T.cluster > 1) clusters = clusters_at_a_time<kernel>(config, context.device);
   const int64_t tiles = tile_count(g, T.BM * T.cluster, T.BN) * g.batch;
-  job.stream_k = Job::kShared ? plan_stream_k(tiles, plan.a.blocks, clusters,
-                                              tiles < clusters ? kApartOfFew : kApart)
-                              : plan_whole(tiles, plan.a.blocks, clusters);
-  config.grid.x *= job.stream_k.clusters;
-  config.in_order = job.stream_k.shared() > 0;
+  const auto walk = [&] {
+    if constexpr (Job::kAlone) return job.walk = job.plan(tiles, plan.a.blocks, clusters);
+    else
+      return job.stream_k = plan_stream_k(tiles, plan.a.blocks, clusters,
+                                          tiles < clusters ? kApartOfFew : kApart);
+  }();
+  config.grid.x *= walk.clusters;
+  config.in_order = walk.shared() > 0;
   launch(kernel, config, context, job);
 }
 

@@ -1,26 +1,120 @@
-// Products whose every result rests on its own row of A, its column of B and K alone, by the main
-// loop of emulated_wgmma.h: other rows, M and the batch change no bit of it. What that asks for:
+// Products whose every result rests on its own row of A, its column of B, N and K alone, by the
+// main loop of emulated_wgmma.h: other rows, M and the batch change no bit of it. What that asks
+// for:
 //
-//   K            no tile is cut along it: an element is the same sums in any tile, of any size
+//   K            cut in parts by N and K alone (core/k_parts.h): an element is the same sums in any
+//                tile, of any size, whoever makes them
 //   A's limbs    rows are walked along k, however they lie: what is known of a row is one sum in
 //                one order
 //   B's limbs    as if M were not known, in a launch of their own where A's would be partitioned by
 //                them, and never in slabs
 //   certificate  of each element: what is uncertain is made anew by itself (recompute_elements.h)
 //   scales       undone as an element's own row and column ask
-//
-// A product of few tiles leaves multiprocessors idle, since K is not cut.
 #pragma once
 
+#include "xgemm/core/k_parts.h"
 #include "xgemm/mainloop/emulated_wgmma.h"
 #include "xgemm/mainloop/recompute_elements.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
 
+// By whole warps, between loads and what waits for them: the compiler mixes them otherwise, and a
+// warp would wait several times.
+__device__ __forceinline__ void loads_together() {
+#ifdef __CUDACC__
+  asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
+#endif
+}
+
 struct InvariantJob : WgmmaJob {
   static constexpr bool kShared = false, kAlone = true;
+  using Work = PartOfTile;
+  // Of tiles that clusters share `sums` has [part][tile][rank][warpgroup], of others
+  // [block][warpgroup], as WgmmaJob's lie; `flags` are [tile][rank][warpgroup].
+  PartsWalk walk;
   ElementMap elements;
+
+  PartsWalk plan(int64_t tiles, int64_t blocks, int64_t clusters) const {
+    return plan_parts(tiles, parts_of_k(g.n, blocks), blocks, clusters);
+  }
+  template <Tile T>
+  __device__ __forceinline__ bool work_tile(uint32_t, uint32_t cluster, uint32_t step,
+                                            Work& work) const {
+    return walk.work_tile(cluster, step, work);
+  }
+
+  // What becomes of the sums that `warpgroup` has of a part of K; whether they are all of K's then.
+  // ((p0 + p1) + p2) + ..., whichever way. A warp whose 16 rows are not there moves nothing.
+  template <Tile T>
+  __device__ __forceinline__ bool end_part(const Work& work, const TileCoord& o, int rank,
+                                           int warpgroup, float (&acc)[64]) const {
+    if (walk.parts.count == 1) return true;
+    constexpr int kMath = T.BM / 64;
+    const int thread = threadIdx.x % kWarpgroup;
+    const bool there = o.i + warpgroup * 64 + thread / 32 * 16 < g.m;
+    const bool last = walk.is_last(work);
+    const auto sums_at = [&](uint32_t place) {
+      return sums +
+             (static_cast<int64_t>(place * kMath + warpgroup) * 16 * kWarpgroup + thread) * 4;
+    };
+    const auto store = [&](float* to) {
+#pragma unroll
+      for (int e = 0; e < 64; e += 4)
+        store4(to + e * kWarpgroup, make_float4(acc[e], acc[e + 1], acc[e + 2], acc[e + 3]));
+    };
+    if (!walk.shared()) {
+      float* const so_far = sums_at(blockIdx.x);
+      if (there && work.part > 0) add<1, 64>(so_far, 0, 1, acc);
+      if (there && !last) store(so_far);
+      return last;
+    }
+    const uint32_t tiles = walk.tiles * T.cluster, tile = work.tile * T.cluster + rank;
+    uint32_t* const flag = &flags[tile * kMath + warpgroup];
+    if (!last) {
+      if (there) store(sums_at(work.part * tiles + tile));
+      named_barrier(1 + warpgroup, kWarpgroup);
+      if (thread == 0) signal(flag);
+      return false;
+    }
+    if (thread == 0) wait_for_signals(flag, work.part);
+    named_barrier(1 + warpgroup, kWarpgroup);
+    if (there)
+      add<T.BM == 64 ? 5 : 4, 16>(sums_at(tile), int64_t{tiles} * kMath * 64 * kWarpgroup,
+                                  work.part, acc);
+    return true;
+  }
+
+  // acc = ((x0 + x1) + ...) + acc, of `count` sums that lie so far apart, by whole warps. kDepth of
+  // them are asked for at a time, kWidth elements of each: what registers there are.
+  template <int kDepth, int kWidth>
+  __device__ __forceinline__ static void add(const float* from, int64_t apart, uint32_t count,
+                                             float (&acc)[64]) {
+#pragma unroll
+    for (int first = 0; first < 64; first += kWidth) {
+      float total[kWidth];
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) total[e] = -0.f;  // -0 + x is x
+#pragma unroll 1
+      for (uint32_t p = 0; p < count; p += kDepth) {
+        float x[kDepth][kWidth];
+#pragma unroll
+        for (int d = 0; d < kDepth; ++d)
+#pragma unroll
+          for (int e = 0; e < kWidth; e += 4) {
+            if (p + d < count) load4(&x[d][e], from + (p + d) * apart + (first + e) * kWarpgroup);
+            else x[d][e] = x[d][e + 1] = x[d][e + 2] = x[d][e + 3] = -0.f;
+          }
+        if constexpr (kDepth > 1) loads_together();
+#pragma unroll
+        for (int d = 0; d < kDepth; ++d)
+#pragma unroll
+          for (int e = 0; e < kWidth; ++e) total[e] += x[d][e];
+      }
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) acc[first + e] = total[e] + acc[first + e];
+    }
+  }
 
   // The epilogue of one tile, of which `warpgroup` has 64 rows, a unit. Where C is read, which may
   // be D, nothing is stored that is given or made anew.
@@ -85,11 +179,11 @@ struct InvariantJob : WgmmaJob {
   }
 };
 
-// What is made anew, in the workspace behind what `limbs` has of it.
+// Where sums are handed over and what is made anew, in the workspace behind what `limbs` has of it.
 struct InvariantRoom : WgmmaRoom {
   ElementMap elements;
 };
-inline InvariantRoom plan_invariant(const Gemm& g, const DecomposePlan& limbs,
+inline InvariantRoom plan_invariant(const Tile& t, const Gemm& g, const DecomposePlan& limbs,
                                     const Context& context) {
   InvariantRoom r;
   RecomputeJob& job = r.job;
@@ -103,8 +197,16 @@ inline InvariantRoom plan_invariant(const Gemm& g, const DecomposePlan& limbs,
   const auto of_units = [&](size_t bytes) {
     return all.place(times(static_cast<size_t>(map.units), bytes));
   };
-  r.clear.count = 1;
-  r.clear.words = map.worst = static_cast<uint32_t*>(all.place(sizeof(uint32_t)));
+  const PartsRoom room =
+      parts_room(tile_count(g, t.BM * t.cluster, t.BN) * g.batch, parts_of_k(g.n, slices_of(g.k)),
+                 wave_of(t, context.device).tiles);
+  r.sums = static_cast<float*>(
+      all.place(static_cast<size_t>(room.sums * t.cluster * t.BM * t.BN) * sizeof(float)));
+  const auto flags = static_cast<int>(room.flags * t.cluster * t.BM / 64);
+  r.clear.count = flags + 1;
+  r.clear.words = r.flags =
+      static_cast<uint32_t*>(all.place(static_cast<size_t>(r.clear.count) * sizeof(uint32_t)));
+  map.worst = r.flags + flags;
   map.fates = static_cast<uint32_t*>(of_units(sizeof(uint32_t)));
   r.elements.bits = static_cast<uint32_t*>(of_units(ElementMap::kWords * sizeof(uint32_t)));
   r.elements.lists = static_cast<uint16_t*>(of_units(ElementMap::kMostListed * sizeof(uint16_t)));
@@ -130,7 +232,7 @@ template <EmulationScheme S, int kDecomposeCluster, Tile T>
 void run_invariant(const Gemm& g, const Context& context) {
   for_each_slab(g, S.limbs, wave_of(T, context.device), context,
                 [](const Gemm& part, const DecomposePlan& plan, const Context& its) {
-                  const InvariantRoom room = plan_invariant(part, plan, its);
+                  const InvariantRoom room = plan_invariant(T, part, plan, its);
                   decompose_invariant<S, kDecomposeCluster>(part, plan, its, room.clear);
                   InvariantJob job;
                   job.elements = room.elements;
@@ -144,19 +246,24 @@ inline size_t invariant_workspace(EmulationScheme s, const Tile& t, const Gemm& 
                                   const Context& context) {
   return workspace_of_slabs(g, s.limbs, wave_of(t, context.device), context,
                             [&](const Gemm& part, const DecomposePlan& plan) {
-                              return plan_invariant(part, plan, context).bytes;
+                              return plan_invariant(t, part, plan, context).bytes;
                             });
 }
 
-// Stage::invariant_row: of tiles that are whole along K, those whose waves take the least time.
-inline int quickest_whole(const Tile* first, const Tile* last, const Gemm& g,
-                          const Device& device) {
-  const auto time = [&](const Tile& t) {
-    return Slabs{.rows = g.m}.waves(g, wave_of(t, device)) * t.BM / static_cast<double>(t.rate);
+// Stage::invariant_row: the tile whose busiest cluster has the least to do; of several that of the
+// fewest rows that are not there, which leaves multiprocessors to others.
+inline int quickest_row(const Tile* first, const Tile* last, const Gemm& g, const Device& device) {
+  const int64_t slices = slices_of(g.k);
+  const auto cost = [&](const Tile& t) {
+    const int rows = t.BM * t.cluster;
+    const PartsWalk walk = plan_parts(tile_count(g, rows, t.BN) * g.batch, parts_of_k(g.n, slices),
+                                      slices, wave_of(t, device).tiles);
+    return std::pair(static_cast<double>(walk.longest()) * t.BM / static_cast<double>(t.rate),
+                     ceil_div(g.m, rows) * rows);
   };
   return static_cast<int>(
       std::min_element(first, last,
-                       [&](const Tile& x, const Tile& y) { return time(x) < time(y); }) -
+                       [&](const Tile& x, const Tile& y) { return cost(x) < cost(y); }) -
       first);
 }
 

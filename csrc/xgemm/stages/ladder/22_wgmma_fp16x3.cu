@@ -71,8 +71,8 @@ void run(const Gemm& g, const Context& context) {
   (context.invariant ? invariant : rows)[context.row](g, context);
 }
 
-int row_of_whole_tiles(const Gemm& g, const Device& device) {
-  return quickest_whole(std::begin(kTiles), std::end(kTiles), g, device);
+int invariant_row(const Gemm& g, const Device& device) {
+  return quickest_row(std::begin(kTiles), std::end(kTiles), g, device);
 }
 
 static const Register<run> stage(
@@ -93,7 +93,7 @@ static const Register<run> stage(
      .pack = pack<kCluster>,
      .takes_groups = true,
      .takes_half_a = true,
-     .invariant_row = row_of_whole_tiles,
+     .invariant_row = invariant_row,
      .sums_rows = sums_rows});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::wgmma_fp16x3
