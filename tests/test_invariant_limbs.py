@@ -240,7 +240,7 @@ def test_a_batch_is_decomposed_as_its_matrices_are(device):
 SLICE = 32
 # Columns, K, and how many parts that is: two; more than are added at a time; 16, the last of two
 # slices.
-CUT = ((141, 1100, 2), (141, 4200, 8), (20, 8224, 16))
+CUT = ((141, 1100, 2), (20, 4200, 8), (20, 8224, 16))
 # Of 132 multiprocessors several share a tile; of 7 some tiles are shared, and of 1 none is.
 SMS = (132, 7, 1)
 
@@ -253,13 +253,13 @@ def parts_of(n: int, k: int) -> list[slice]:
     return [slice(first, min(first + length, k)) for first in range(0, k, length)]
 
 
-def ways(m: int, n: int, k: int, **flags) -> set[bool]:
+def ways(m: int, n: int, k: int) -> set[bool]:
     """Whether some clusters share a tile, for each number of multiprocessors."""
     found = set()
     for sms in SMS:
         _C.simt_forget_sites()
         with simt.configure(sm_count=sms):
-            limbs(torch.zeros(m, k), torch.zeros(k, n), **flags)
+            limbs(torch.zeros(m, k), torch.zeros(k, n))
         found.add(any(site.startswith("invariant_wgmma.h:") for site in simt.sites("signal")))
     return found
 
@@ -281,28 +281,27 @@ def test_parts_are_added_in_order(n, k, count):
 
 
 @on_every_row
-@pytest.mark.parametrize("n, k, count", CUT)
-def test_whoever_makes_parts_bits_are_the_same(stage, row, n, k, count):
-    a, b = mixed(200, n, k)
+@pytest.mark.parametrize("n, k", [cut[:2] for cut in CUT[:2]])
+def test_whoever_makes_parts_bits_are_the_same(stage, row, n, k):
+    a, b = mixed(130, n, k)
     want = limbs(a, b, kernel=stage)
     assert right(stage, want, a, b)
-    for m in (1, 20, 64, 70, 200):
-        for sms in SMS:
-            with simt.configure(row=row, sm_count=sms):
-                assert same_bits(limbs(a[:m], b, kernel=stage), want[:m]), (m, sms)
+    for m, sms in itertools.product((1, 64, 130), SMS):
+        with simt.configure(row=row, sm_count=sms):
+            assert same_bits(limbs(a[:m], b, kernel=stage), want[:m]), (m, sms)
 
 
 def test_parts_are_made_both_ways():
     """Or the test above could not fail."""
-    for m in (1, 200):
-        assert ways(m, *CUT[1][:2]) == {False, True}
-    assert ways(200, 141, 900) == {False}  # one part
+    for m in (1, 130):
+        assert ways(m, 141, 1100) == {False, True}
+    assert ways(130, 141, 900) == {False}  # one part
 
 
 @on_every_device
 @on_every_maker
 def test_a_row_of_many_parts_has_the_bits_that_it_has_alone(data, device):
-    a, b = (t.to(device) for t in MAKERS[data](130, 141, 4200))
+    a, b = (t.to(device) for t in MAKERS[data](130, 20, 4200))
     got = limbs(a, b)
     assert right(NAME, got, a, b)
     for rows in (slice(37, 38), slice(63, 66), slice(64, 128)):
