@@ -301,13 +301,13 @@ def table(record: dict[str, Any]) -> Fitted:
     # An older record has no fourth way, or no fifth.
     has = {way: any(way in m["ms"] for m in record["models"].values())
            for way in (PATCHED, ATTENTION)}  # fmt: skip
-    patched = has[PATCHED]
+    patched, fifth = has[PATCHED], int(has[ATTENTION])
 
     def cell(of: dict[str, float], name: str = PATCHED, form: str = ".1f") -> list[str]:
         return [format(of[name], form) if name in of else "-"] if patched else []
 
     def of_attention(of: dict[str, float], form: str = ".1f") -> list[str]:
-        return cell(of, ATTENTION, form) if has[ATTENTION] else []
+        return cell(of, ATTENTION, form) if fifth else []
 
     made = Fitted(
         f"A training step on {record['facts']['device']}, ms"
@@ -315,13 +315,14 @@ def table(record: dict[str, Any]) -> Fitted:
         [
             Column("model"), Column("stock", right=True), Column("TF32", right=True),
             Column("converted", right=True), Column("gain", right=True),
-            *([Column("and patch", right=True), Column("gain", right=True, spare=1)]
+            *([Column("and patch", right=True), Column("gain", right=True, spare=fifth)]
               if patched else []),
             *([Column("or attention", right=True), Column("gain", right=True, spare=1)]
-              if has[ATTENTION] else []),
+              if fifth else []),
             *([Column("reached", right=True)] if has_reach else []), Column("need", right=True),
             Column("limbs", right=True),
-            Column("decomposed", right=True, spare=1), Column("strict", right=True, spare=1),
+            Column("decomposed", right=True, spare=fifth),
+            Column("strict", right=True, spare=fifth),
             Column("attention", right=True, spare=1),
             *([Column("and patch's", right=True, spare=1)] if patched else []),
             Column("rest", right=True, spare=1),

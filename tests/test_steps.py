@@ -309,6 +309,12 @@ def test_shows_a_record(tmp_path, capsys):
     assert "and patch" in shown and "3.00" in shown and "10.0" in shown
     (line,) = [line.split() for line in shown.splitlines() if line.startswith("pinn")]
     assert line[4:7] == ["2.00", "-", "-"]
+    record["models"]["gpt2"]["ms"]["attention"] = 7.0
+    path.write_text(json.dumps(record))
+    assert steps.main(["--show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    (line,) = [line.split() for line in shown.splitlines() if line.startswith("gpt2")]
+    assert "attention" in shown and "7.0" in line and "10.0" in line
     for wrong in ([], ["--show", str(path), "--json", str(path)]):
         with pytest.raises(SystemExit):
             steps.main(wrong)
