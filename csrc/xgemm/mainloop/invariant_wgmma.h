@@ -13,19 +13,12 @@
 #pragma once
 
 #include "xgemm/core/k_parts.h"
+#include "xgemm/device/ptx/loads.h"
 #include "xgemm/mainloop/emulated_wgmma.h"
 #include "xgemm/mainloop/recompute_elements.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
-
-// By whole warps, between loads and what waits for them: the compiler mixes them otherwise, and a
-// warp would wait several times.
-__device__ __forceinline__ void loads_together() {
-#ifdef __CUDACC__
-  asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
-#endif
-}
 
 struct InvariantJob : WgmmaJob {
   static constexpr bool kShared = false, kAlone = true;
