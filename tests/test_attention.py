@@ -856,6 +856,10 @@ def test_gradients_into_memory_that_is_given(sizes, device):
     (_into(dv=Q[0]), ValueError, "dv must have 4 dimensions, got shape (2, 5, 8)"),
     (_into(dv=Q.to("meta")), ValueError, "q is on cpu, dv is on meta"),
     (_into(dk=Q[:, :1].expand(1, 2, 5, 8)), ValueError, "dk has elements that share memory"),
+    (_into(dv=Q), ValueError, "dv shares memory with an operand"),
+    (dict.fromkeys(("dq", "dk", "dv"), torch.empty_like(Q)), ValueError, "dq, dk, dv has elements"),
+    (_into(dq=(room := torch.empty(17, 2, 5, 8))[:1], dk=room[0:1]), ValueError,
+     "dq, dk and dv share memory"),
     (_into(dq=Q.clone().requires_grad_()), RuntimeError,
      "functions with out=... arguments don't support automatic differentiation, but dq requires"),
 ])  # fmt: skip

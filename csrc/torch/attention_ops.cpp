@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <vector>
 
 #include "binding.h"
 #include "emulator/simt_control.h"
@@ -57,6 +59,42 @@ Tensor new_heads(const Tensor& like, const Attention& a, int64_t rows) {
   const int64_t row = one(a.heads) * one(a.width);
   const Sizes size{a.batch, a.heads, rows, a.width}, stride{one(rows) * row, one(a.width), row, 1};
   return new_strided(like, 4, size.data(), stride.data());
+}
+
+// Whether some byte may be both tensors', by the first and the last element of each.
+bool meet(const Tensor& x, const Tensor& y) {
+  if (x.numel() == 0 || y.numel() == 0) return false;
+  const auto first = [](const Tensor& t) { return static_cast<const char*>(t.const_data_ptr()); };
+  const auto last = [&](const Tensor& t) {
+    int64_t reach = 0;
+    for (int64_t i = 0; i < t.dim(); ++i) reach += (t.size(i) - 1) * t.stride(i);
+    return first(t) + reach * static_cast<int64_t>(sizeof(float));
+  };
+  return first(x) <= last(y) && first(y) <= last(x);
+}
+
+// Gradients that are given: apart from what is read, and from each other, though they may lie side
+// by side as the parts of one tensor.
+void check_into(const char* op, const std::array<Tensor, 3>& into, const Tensor& q,
+                const std::array<Sizes, 3>& sizes, const std::vector<const Tensor*>& read) {
+  constexpr const char* kNames[] = {"dq", "dk", "dv"};
+  for (size_t i = 0; i < 3; ++i) {
+    check_written(op, kNames[i], into[i], q, sizes[i]);
+    for (const Tensor* t : read)
+      if (meet(into[i], *t)) bad(op, kNames[i], " shares memory with an operand");
+  }
+  if (!meet(into[0], into[1]) && !meet(into[1], into[2]) && !meet(into[0], into[2])) return;
+  const auto at = [&](size_t i) { return static_cast<const float*>(into[i].const_data_ptr()); };
+  const ptrdiff_t step = at(1) - at(0);
+  bool alike = sizes[0] == sizes[1] && at(2) - at(1) == step;
+  for (int64_t i = 0; i < 4; ++i)
+    alike =
+        alike && into[0].stride(i) == into[1].stride(i) && into[1].stride(i) == into[2].stride(i);
+  if (!alike) bad(op, "dq, dk and dv share memory");
+  const Sizes& s = sizes[0];
+  const Tensor& t = into[0];
+  check_apart<5>(op, "dq, dk, dv", {s[0], s[1], s[2], s[3], 3},
+                 {t.stride(0), t.stride(1), t.stride(2), t.stride(3), std::abs(step)});
 }
 
 // The least 32-bit number whose uniform number, as cuRAND makes it in float, is above p < 1.
@@ -186,8 +224,9 @@ std::array<Tensor, 3> attention_backward(const Tensor& grad, const Tensor& q, co
   check_storage(op, "lse", lse);
   if (into) {
     const Sizes keys{a.batch, a.heads, a.keys, a.width};
-    check_written(op, "dq", (*into)[0], q, result);
-    check_written(op, "dk", (*into)[1], q, keys), check_written(op, "dv", (*into)[2], q, keys);
+    std::vector<const Tensor*> read{&grad, &q, &k, &v, &out, &lse};
+    if (bias) read.push_back(&*bias);
+    check_into(op, *into, q, {result, keys, keys}, read);
   }
   const std::array<Tensor, 3> all =
       into ? *into
