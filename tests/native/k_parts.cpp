@@ -57,7 +57,8 @@ std::string fault_of(const PartsWalk& r) {
       if (by[p.tile][p.part] != kNobody) return "a part twice";
       by[p.tile][p.part] = static_cast<int>(c);
       if (waited) return "work after a wait";
-      if (r.shared()) {
+      if (r.shared(p.tile)) {
+        if (before.tile < r.alone && !r.is_last(before)) return "a tile without an end";
         waited = r.is_last(p);
       } else if (p.tile == before.tile ? p.part != before.part + 1 : p.part != 0) {
         return "a sum that is not the one so far";
@@ -65,15 +66,18 @@ std::string fault_of(const PartsWalk& r) {
       before = p;
     }
     if (step == 0) return "a cluster without work";
-    if (!r.shared() && !r.is_last(before)) return "a tile without an end";
+    if (!r.shared(before.tile) && !r.is_last(before)) return "a tile without an end";
     if (r.work_tile(c, step + 1, p)) return "a part after the last";
   }
-  for (const std::vector<int>& parts : by) {
+  for (uint32_t tile = 0; tile < r.tiles; ++tile) {
+    const std::vector<int>& parts = by[tile];
     if (std::find(parts.begin(), parts.end(), kNobody) != parts.end()) return "a part left out";
     // Who waits comes after those it waits for, of which none is one who waits.
     if (std::count_if(parts.begin(), parts.end(), [&](int c) { return c > parts.back(); }))
       return "a wait for a cluster behind";
-    if (!r.shared() && parts.front() != parts.back()) return "a tile of several clusters";
+    if (!r.shared(tile) &&
+        std::count(parts.begin(), parts.end(), parts[0]) < int64_t{r.parts.count})
+      return "a tile of several clusters";
   }
   return "";
 }
@@ -90,12 +94,12 @@ int64_t longest(const PartsWalk& r) {
 }
 
 void test_walks() {
-  int shared = 0, alone = 0;
+  int shared = 0, alone = 0, both = 0;
   for (int64_t clusters = 1; clusters <= 40; ++clusters)
-    for (int64_t tiles = 1; tiles <= 50; ++tiles)
+    for (int64_t tiles = 1; tiles <= 90; ++tiles)
       for (uint32_t count = 1; count <= 16; ++count) {
         const KParts parts{count, 5};
-        const int64_t blocks = count * 5 - (tiles % 2 ? 0 : 3);
+        const int64_t blocks = count * 5 - (tiles % 2 ? 0 : 3), rest = tiles % clusters;
         const PartsWalk r = plan_parts(tiles, parts, blocks, clusters);
         const std::string name = std::to_string(tiles) + " tiles of " + std::to_string(count) +
                                  " parts among " + std::to_string(clusters) + " clusters: ";
@@ -104,15 +108,16 @@ void test_walks() {
         expect(r.clusters <= clusters, name + "more clusters than there are");
         expect(r.longest() == longest(r), name + "the time");
         expect(r.longest() <= ceil_div(tiles, clusters) * count * 5, name + "no gain");
-        expect(r.shared() == (count > 1 && 2 * tiles <= clusters), name + "shared or not");
-        (r.shared() ? shared : alone) += count > 1;
-        const int64_t sums = r.shared() ? tiles * (count - 1) : count > 1 ? r.clusters : 0;
-        for (int64_t most = clusters; most <= clusters + 9; ++most) {
+        expect(r.shared() == (count > 1 && rest > 0 && 2 * rest <= clusters),
+               name + "shared or not");
+        expect(r.shared_tiles() == (r.shared() ? rest : 0), name + "other tiles are shared");
+        if (count > 1) (!r.shared() ? alone : r.alone ? both : shared) += 1;
+        for (int64_t most = clusters; r.shared() && most <= clusters + 9; ++most) {
           const PartsRoom room = parts_room(tiles, parts, most);
-          expect(sums <= room.sums && (!r.shared() || tiles <= room.flags), name + "no room");
+          expect(rest * (count - 1) <= room.sums && rest <= room.flags, name + "no room");
         }
       }
-  expect(shared > 1000 && alone > 1000, "some are shared, some are not");
+  expect(shared > 1000 && alone > 1000 && both > 1000, "some are shared, some are not");
 }
 
 // Of few rows tiles of 64 are taken, and no clusters of two that are half empty; of many those of

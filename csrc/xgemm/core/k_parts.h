@@ -2,10 +2,10 @@
 // element is its parts' sums, added in order. Who makes them differs with M and changes no bit.
 // Pure; tests/native walks it exhaustively.
 //
-//   few tiles    several clusters share a tile: each leaves its parts' sums in memory, and who has
-//                the last part adds them up
-//   many tiles   a cluster makes a tile's parts one after another, and keeps their sum so far in
-//                memory while it makes the next: its registers are the main loop's
+//   whole waves  a cluster makes a tile's parts one after another, and keeps their sum so far in
+//                shared memory while it makes the next: its registers are the main loop's
+//   other tiles  where there are two clusters for each, they share it: each leaves its parts' sums
+//                in memory, and who has the last part adds them up
 #pragma once
 
 #include <algorithm>
@@ -40,22 +40,26 @@ struct PartsWalk {
   KParts parts;
   uint32_t tiles = 0, blocks = 1;  // slices of a tile
   uint32_t clusters = 1;
-  uint32_t sharers = 1;  // clusters that share a tile
+  uint32_t alone = 0;  // tiles from the first one on that are a cluster's alone
+  uint32_t sharers = 1;  // clusters that share one of the others
 
   XGEMM_HD bool shared() const { return sharers > 1; }
+  XGEMM_HD bool shared(uint32_t tile) const { return tile >= alone; }
+  XGEMM_HD uint32_t shared_tiles() const { return tiles - alone; }
 
-  // What a cluster does in its step 0, 1, ...; false: it is done. Sharers of a tile are a tile
-  // count apart, so that neighbours walk the same k. The last of them has the last part: it waits
-  // for clusters before it, which wait for nobody.
+  // What a cluster does in its step 0, 1, ...; false: it is done. Sharers of a tile are as many
+  // apart as there are such tiles, so that neighbours walk the same k. The last of them has the
+  // last part: it waits for clusters before it, which wait for nobody.
   XGEMM_HD bool work_tile(uint32_t cluster, uint32_t step, PartOfTile& p) const {
-    if (shared()) {
-      p.tile = cluster % tiles;
-      p.part = (parts.count + cluster / tiles) % sharers + step * sharers;
+    p.tile = cluster + step / parts.count * clusters;
+    p.part = step % parts.count;
+    if (p.tile >= alone) {
+      const uint32_t before = alone / clusters * parts.count;
+      const uint32_t rank = shared() ? cluster / shared_tiles() : sharers;
+      if (rank >= sharers) return false;
+      p.tile = alone + cluster % shared_tiles();
+      p.part = (parts.count + rank) % sharers + (step - before) * sharers;
       if (p.part >= parts.count) return false;
-    } else {
-      p.tile = cluster + step / parts.count * clusters;
-      p.part = step % parts.count;
-      if (p.tile >= tiles) return false;
     }
     const uint32_t first = p.part * parts.length;
     const uint32_t left = blocks - first;
@@ -67,9 +71,8 @@ struct PartsWalk {
 
   // Slices that the busiest cluster has, as if all parts were whole.
   int64_t longest() const {
-    const int64_t of_each =
-        shared() ? ceil_div(parts.count, sharers) : ceil_div(tiles, clusters) * parts.count;
-    return of_each * parts.length;
+    const int64_t of_shared = shared() ? ceil_div(parts.count, sharers) : 0;
+    return (ceil_div(alone, clusters) * parts.count + of_shared) * parts.length;
   }
 };
 
@@ -78,10 +81,13 @@ inline PartsWalk plan_parts(int64_t tiles, KParts parts, int64_t blocks, int64_t
   PartsWalk r;
   r.parts = parts;
   r.tiles = static_cast<uint32_t>(tiles), r.blocks = static_cast<uint32_t>(blocks);
-  const int64_t most = std::min<int64_t>(parts.count, clusters / tiles);
+  const int64_t others = tiles % clusters;
+  const int64_t most = others ? std::min<int64_t>(parts.count, clusters / others) : 1;
   if (most > 1)
     r.sharers = static_cast<uint32_t>(ceil_div(parts.count, ceil_div(parts.count, most)));
-  r.clusters = static_cast<uint32_t>(r.shared() ? tiles * r.sharers : std::min(tiles, clusters));
+  r.alone = static_cast<uint32_t>(r.shared() ? tiles - others : tiles);
+  r.clusters =
+      static_cast<uint32_t>(tiles < clusters ? r.shared() ? others * r.sharers : tiles : clusters);
   return r;
 }
 
@@ -92,8 +98,8 @@ struct PartsRoom {
 };
 inline PartsRoom parts_room(int64_t tiles, KParts parts, int64_t clusters) {
   if (parts.count == 1) return {};
-  if (2 * tiles <= clusters) return {tiles * (parts.count - 1), tiles};
-  return {std::min(tiles, clusters), 0};
+  const int64_t most = std::min(tiles, clusters / 2);
+  return {most * (parts.count - 1), most};
 }
 
 }  // namespace xgemm

@@ -50,11 +50,11 @@ __global__ void __launch_bounds__(kDecomposeThreads, decompose_blocks(kRows, kIt
   decompose_along_k<S, kThreads, kItems>(job, block);
 }
 
-// Enqueues the decomposition of A and B, as far as they are not kept. It clears `clear`, too.
-// kCluster: blocks that share a strip of a deep operand, twice as many of the deepest; 1 where
-// there are no clusters (below sm_90).
+// Enqueues the decomposition of A and B, as far as they are not kept, and tells how they are
+// partitioned. It clears `clear`, too. kCluster: blocks that share a strip of a deep operand, twice
+// as many of the deepest; 1 where there are no clusters (below sm_90).
 template <EmulationScheme S, int kCluster>
-void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context, Clear clear = {}) {
+DecomposeShape decompose(const Gemm& g, const DecomposePlan& plan, const Context& context, Clear clear = {}) {
   const bool a_along_k = g.m == 0 || plan.a_is_kept || plan.invariant || along_k(g.a, g.m, g.k);
   const bool b_along_k = plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k);
   void (*kernel)(DecomposeJob, DecomposeJob, Clear) = nullptr;
@@ -129,6 +129,7 @@ void decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
           .cluster = static_cast<unsigned>(shape.cluster),
           .dependent = kCluster > 1},
          context, a, b, clear);
+  return shape;
 }
 
 // Stage::sums_rows: the decomposition adds up the rows of an A that does not lie along k.

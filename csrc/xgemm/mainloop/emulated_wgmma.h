@@ -122,7 +122,7 @@ struct StagedJob : WgmmaJob {
   static constexpr bool kStaged = true;
 };
 
-// The same tile with slots that leave room for itself.
+// The same tile with slots that leave room for itself: staged, or sums of parts of K.
 constexpr Tile staged_tile(Tile t) {
   const int slot = (t.smem() - t.extra) / t.buffers, rest = 2816;  // mbarriers, scales
   t.extra = t.BM * t.BN * static_cast<int>(sizeof(float));
@@ -152,8 +152,16 @@ template <EmulationScheme SA, EmulationScheme S, Tile T>
 struct StagedRing : WgmmaRing<SA, S, T> {
   StagedUnit<64, T.BN> units[T.BM / 64];
 };
+// Sums that the main loop's registers have no room for, where K is made in parts: of each
+// warpgroup [element / 4][thread][4].
+template <EmulationScheme SA, EmulationScheme S, Tile T>
+struct PartsRing : WgmmaRing<SA, S, T> {
+  alignas(16) float sums[T.BM / 64][64 * T.BN];
+};
 template <EmulationScheme SA, EmulationScheme S, Tile T, class Job>
-using RingOf = std::conditional_t<Job::kStaged, StagedRing<SA, S, T>, WgmmaRing<SA, S, T>>;
+using RingOf =
+    std::conditional_t<Job::kStaged, StagedRing<SA, S, T>,
+                       std::conditional_t<Job::kAlone, PartsRing<SA, S, T>, WgmmaRing<SA, S, T>>>;
 
 // gmem -> a slot of the ring, signalled at its `full`: a box for the limbs that lie together. In a
 // cluster each block fetches its share of B's rows for all.
@@ -463,7 +471,7 @@ __global__ void __launch_bounds__(BM * 2 + kWarpgroup, 1)
         if (work.first > 0) fixup<T>(job, cluster - job.stream_k.starter(work.tile), group, acc);
       }
       if constexpr (Job::kAlone) {
-        if (!job.template end_part<T>(work, o, rank, group, acc)) continue;
+        if (!job.template end_part<T>(work, o, rank, group, ring.sums[group], acc)) continue;
         job.template store_tile<S, T>(ring.scales[group], scales, z, o, group, acc);
       } else {
         store_tile<S, T>(job, ring.scales[group], scales, z, o, group, acc, unit, parity);
@@ -579,10 +587,15 @@ void launch_wgmma_of(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& 
 template <EmulationScheme S, Tile T, class Job = WgmmaJob>
 void launch_wgmma(const Gemm& g, const DecomposePlan& plan, const WgmmaRoom& room,
                   const Context& context, const Job& job = {}) {
-  if constexpr (T.BM == 128 && S.limbs == 2 && !Job::kAlone)
-    if (gains_by_staging(T, g, context))
-      return launch_wgmma_of<S, staged_tile(T)>(g, plan, room, context, typename Job::Staged{job});
-  launch_wgmma_of<S, T>(g, plan, room, context, job);
+  if constexpr (Job::kAlone) {
+    launch_wgmma_of<S, staged_tile(T)>(g, plan, room, context, job);
+  } else {
+    if constexpr (T.BM == 128 && S.limbs == 2)
+      if (gains_by_staging(T, g, context))
+        return launch_wgmma_of<S, staged_tile(T)>(g, plan, room, context,
+                                                  typename Job::Staged{job});
+    launch_wgmma_of<S, T>(g, plan, room, context, job);
+  }
 }
 
 constexpr Wave wave_of(const Tile& t, const Device& device) {

@@ -23,8 +23,8 @@ inline namespace XGEMM_FLAVOUR {
 struct InvariantJob : WgmmaJob {
   static constexpr bool kShared = false, kAlone = true;
   using Work = PartOfTile;
-  // Of tiles that clusters share `sums` has [part][tile][rank][warpgroup], of others
-  // [block][warpgroup], as WgmmaJob's lie; `flags` are [tile][rank][warpgroup].
+  // Of tiles that clusters share: `sums` has [part][tile][rank][warpgroup], as WgmmaJob's lie;
+  // `flags` are [tile][rank][warpgroup].
   PartsWalk walk;
   ElementMap elements;
 
@@ -39,9 +39,10 @@ struct InvariantJob : WgmmaJob {
 
   // What becomes of the sums that `warpgroup` has of a part of K; whether they are all of K's then.
   // ((p0 + p1) + p2) + ..., whichever way. A warp whose 16 rows are not there moves nothing.
+  // `so_far`: of parts that one warpgroup makes, in shared memory.
   template <Tile T>
   __device__ __forceinline__ bool end_part(const Work& work, const TileCoord& o, int rank,
-                                           int warpgroup, float (&acc)[64]) const {
+                                           int warpgroup, float* so_far, float (&acc)[64]) const {
     if (walk.parts.count == 1) return true;
     constexpr int kMath = T.BM / 64;
     const int thread = threadIdx.x % kWarpgroup;
@@ -51,21 +52,30 @@ struct InvariantJob : WgmmaJob {
       return sums +
              (static_cast<int64_t>(place * kMath + warpgroup) * 16 * kWarpgroup + thread) * 4;
     };
-    const auto store = [&](float* to) {
+    if (!walk.shared(work.tile)) {
+      so_far += thread * 4;
 #pragma unroll
-      for (int e = 0; e < 64; e += 4)
-        store4(to + e * kWarpgroup, make_float4(acc[e], acc[e + 1], acc[e + 2], acc[e + 3]));
-    };
-    if (!walk.shared()) {
-      float* const so_far = sums_at(blockIdx.x);
-      if (there && work.part > 0) add<1, 64>(so_far, 0, 1, acc);
-      if (there && !last) store(so_far);
+      for (int e = 0; e < 64; e += 4) {
+        float x[4];
+        if (work.part > 0) {
+          load4(x, so_far + e * kWarpgroup);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) acc[e + i] += x[i];
+        }
+        if (!last)
+          store4(so_far + e * kWarpgroup, make_float4(acc[e], acc[e + 1], acc[e + 2], acc[e + 3]));
+      }
       return last;
     }
-    const uint32_t tiles = walk.tiles * T.cluster, tile = work.tile * T.cluster + rank;
+    const uint32_t tiles = walk.shared_tiles() * T.cluster;
+    const uint32_t tile = (work.tile - walk.alone) * T.cluster + rank;
     uint32_t* const flag = &flags[tile * kMath + warpgroup];
     if (!last) {
-      if (there) store(sums_at(work.part * tiles + tile));
+      float* const to = sums_at(work.part * tiles + tile);
+      if (there)
+#pragma unroll
+        for (int e = 0; e < 64; e += 4)
+          store4(to + e * kWarpgroup, make_float4(acc[e], acc[e + 1], acc[e + 2], acc[e + 3]));
       named_barrier(1 + warpgroup, kWarpgroup);
       if (thread == 0) signal(flag);
       return false;
@@ -212,13 +222,13 @@ inline InvariantRoom plan_invariant(const Tile& t, const Gemm& g, const Decompos
 template <EmulationScheme S, int kCluster>
 void decompose_invariant(const Gemm& g, const DecomposePlan& plan, const Context& context,
                          const Clear& clear) {
-  if (plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k))
-    return decompose<S, kCluster>(g, plan, context, clear);
-  DecomposePlan one = plan;
-  one.a_is_kept = true;
-  decompose<S, kCluster>(g, one, context, clear);
-  one.a_is_kept = false, one.b_is_kept = true;
-  decompose<S, kCluster>(g, one, context);
+  DecomposePlan part = plan;
+  if (!plan.b_is_kept && !along_k(g.b.transposed(), g.n, g.k)) {
+    part.a_is_kept = true;
+    decompose<S, kCluster>(g, part, context);
+    part.a_is_kept = false, part.b_is_kept = true;
+  }
+  decompose<S, kCluster>(g, part, context, clear);
 }
 
 template <EmulationScheme S, int kDecomposeCluster, Tile T>
