@@ -341,6 +341,129 @@ def test_the_end_of_parts(sms, device):
 
 
 # ---------------------------------------------------------------------------------------------
+# Few rows of a B that lies along K (csrc/xgemm/mainloop/few_rows.h): other kernels, the same bits
+
+# Columns, K: columns of a strip that are not there, a last slice that is not filled, and parts: one,
+# several of a cluster, several of a block.
+STRIPS = ((13, 4), (24, 32), (141, 36), (141, 300), (50, 1100), (20, 4200), (9, 8224))
+GROUPS = ((1, 37), (1, 11), (3, 20), (8, 5), (9, 21), (16, 7))  # rows, and the first of them
+
+
+def by_strips(a: Tensor, b: Tensor, **flags) -> bool:
+    """Whether the emulator makes the product by strips."""
+    _C.simt_forget_sites()
+    limbs(a, b, **flags)
+    return any(site.startswith("few_rows.h:") for site in simt.sites("commit"))
+
+
+def along_k(b: Tensor) -> Tensor:
+    """The same matrix, or matrices, each column of which lies together."""
+    return b.mT.contiguous().mT
+
+
+@on_every_device
+@on_every_maker
+@pytest.mark.parametrize("n, k", STRIPS)
+def test_few_rows_have_the_bits_of_many(n, k, data, device):
+    a, b = MAKERS[data](40, n, k)
+    a, b = a.to(device), along_k(b.to(device))
+    whole = limbs(a, b)
+    assert right(NAME, whole, a.cpu(), b.cpu())
+    packed = torch.ops.xgemm.prepack(b, kernel=NAME)
+    for rows, first in GROUPS:
+        some = slice(first, first + rows)
+        assert same_bits(limbs(a[some], b), whole[some]), (rows, first)
+        assert same_bits(limbs(a[some], b, packed=packed), whole[some]), (rows, first)
+    if device == "cpu":
+        assert by_strips(a[:16], b) and by_strips(a[:1], b, packed=packed)
+        assert not by_strips(a[:17], b) and not by_strips(a[:17], b, packed=packed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_column_among_plain_ones(kind):
+    """One column of a strip, one row of A, or both."""
+    k = 300
+    plain, odd = torch.randn(20, k), [_of_kind(kind, k) for _ in range(2)]
+    b = torch.randn(20, k)
+    b[11] = odd[0]
+    a = plain.clone()
+    a[4] = odd[1]
+    for x, y in ((plain, b), (a, b), (a, plain)):
+        whole = limbs(x, y.T)
+        for some in (slice(4, 5), slice(0, 8), slice(4, 20)):
+            assert same_bits(limbs(x[some], y.T), whole[some])
+
+
+@on_every_device
+@pytest.mark.parametrize("sms", SMS)
+@pytest.mark.parametrize("m", (5, 11))
+def test_few_rows_of_batches(m, sms, device):
+    for batch in ((3, 3), (3, None), (None, 3), (1, 3), (3, 1)):
+        a, b, _ = operands(m, 40, 1100, batch=batch, data="wide", device=device)
+        b, c = along_k(b), torch.randn(3, m, 40, device=device)
+        with simt.configure(sm_count=sms):
+            got = limbs(a, b, c, activation="gelu")
+        for i in range(3):
+            x, y = (t if t.dim() == 2 else t[i if t.shape[0] > 1 else 0] for t in (a, b))
+            many = torch.cat([x, x, x, x])
+            want = limbs(many, y, torch.cat([c[i]] * 4), activation="gelu")[:m]
+            assert same_bits(got[i], want)
+
+
+@on_every_device
+@pytest.mark.parametrize("options", [{"beta": -0.5}, {"alpha": 0.3, "beta": 2.0}], ids=str)
+def test_the_end_of_few_rows(options, device):
+    """Each result is stored once, so that C may be D; of any kind."""
+    a, b = (t.to(device) for t in mixed(48, 45, 300))
+    b, c = along_k(b), torch.randn(48, 45, device=device)
+    want = limbs(a, b, c, **options)
+    for first in range(0, 48, 12):
+        some = slice(first, first + 12)
+        out = c[some].clone()
+        torch.ops.xgemm.sgemm.out(
+            a[some], b, out, out=out, kernel=NAME, batch_invariant=True, **options
+        )
+        assert same_bits(out, want[some])
+
+
+@pytest.mark.parametrize("views", list(itertools.product(VIEWS, VIEWS)), ids="-".join)
+def test_operands_of_few_rows_may_lie_anywhere(views):
+    a, b = mixed(40, 30, 100)
+    x, y = VIEWS[views[0]](a), VIEWS[views[1]](b.T.contiguous()).T
+    assert same_bits(limbs(x[9:20], y), limbs(x, y)[9:20])
+    if views[1] == "plain":
+        assert by_strips(x[9:20], y)
+        assert same_bits(limbs(x[9:20], y), limbs(a[9:20], along_k(b)))
+
+
+def test_what_is_not_made_by_strips():
+    """A B whose columns do not lie in vectors of 16 bytes; but its limbs do, once they are kept."""
+    a, b = torch.randn(9, 301), torch.randn(301, 20)
+    for x, y in ((a, along_k(b)), (a[:, :300], b[:300]), (a[:, :300], along_k(b)[1:])):
+        assert not by_strips(x, y)
+        packed = torch.ops.xgemm.prepack(y, kernel=NAME)
+        assert by_strips(x, y, packed=packed)
+        assert same_bits(limbs(x, y, packed=packed), limbs(x, y))
+    assert by_strips(a[:, :300], along_k(b[:300]))
+
+
+@pytest.mark.parametrize("last", (2.0**-25, 2.0**-26, 2.0**-27, 2.0**-28, 2.0**-40))
+@pytest.mark.parametrize("parts", (1, 2))
+def test_a_scale_that_is_known_in_the_end(parts, last):
+    """A warp has scaled a column by what it had seen, and the largest comes last, or elsewhere."""
+    k = 1100 if parts == 2 else 300
+    a, b = torch.randn(20, k), torch.randn(k, 9)
+    b[: k // 2, ::2] *= 2.0**-12
+    b[5] = last * (1 + torch.rand(9))
+    for largest in (k - 1, k // 4):
+        y = b.clone()
+        y[largest] = 1.9
+        whole = limbs(a, along_k(y))
+        assert same_bits(limbs(a[3:4], along_k(y)), whole[3:4])
+        assert same_bits(limbs(a[4:20], along_k(y)), whole[4:20])
+
+
+# ---------------------------------------------------------------------------------------------
 # What is made anew, and what is stored
 
 
@@ -528,7 +651,7 @@ def test_what_is_refused():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("data", ["normal", "wide"])
-@pytest.mark.parametrize("n, k", [(4096, 768), (1500, 4096), (768, 11008)])
+@pytest.mark.parametrize("n, k", [(4096, 768), (1500, 4096), (768, 11008), (200, 16384)])
 def test_large_products_have_the_bits_of_their_rows(n, k, data):
     a, b = DATA[data](8192, k, device="cuda"), DATA[data](n, k, device="cuda")
     bias = torch.randn(n, device="cuda")
@@ -540,6 +663,9 @@ def test_large_products_have_the_bits_of_their_rows(n, k, data):
         assert same_bits(linear(a[:m], b, bias, invariant="batch"), whole[:m])
     packed = xgemm_torch.prepack(b)
     assert same_bits(linear(a, packed, bias, invariant="batch"), whole)
+    for m in (1, 5, 8, 9, 16):
+        assert same_bits(linear(a[:m], b, bias, invariant="batch"), whole[:m])
+        assert same_bits(linear(a[:m], packed, bias, invariant="batch"), whole[:m])
     assert same_bits(sgemm(a[:3].cpu(), b.cpu(), bias.cpu(), kernel=NAME, **how), whole[:3])
 
 

@@ -385,7 +385,7 @@ class Way(NamedTuple):
             b = b / (size if flags["trans_b"] else size[:, None])
         if self.invariant and data == "given":  # and one result is lost
             a[..., 1, : self.k // 2] *= 2.0**-40
-            b[self.k // 2 :, 3] = 0
+            (b.mT if flags["trans_b"] else b)[self.k // 2 :, 3] = 0
         with simt.configure(
             row=row, sm_count=self.sm_count, split_k_size=self.split_k_size, **settings
         ):
@@ -474,7 +474,13 @@ def came_to():
             for k, batch in ((150, None), (1100, None), (150, 2 * FEW + 1))
             if stage.batch_invariant
         ]
-        for way in [*ways(stage), *of_groups, *of_half_a, *alone]:
+        # By strips: of one block, and of a cluster.
+        few_rows = [
+            Way(k, "NT", size=(9, 40), invariant=True)
+            for k in (300, 1100)
+            if stage.batch_invariant
+        ]
+        for way in [*ways(stage), *of_groups, *of_half_a, *alone, *few_rows]:
             # With operands that parts cannot hold what makes units anew has work, too: more units
             # than blocks, and fewer. A strict stage does the same with all.
             odd = way.batch or way.k > 1000 or way.half_a or way.invariant

@@ -164,16 +164,16 @@ __device__ __forceinline__ RowScale scale_of(int exponent, const uint32_t (&sums
   return s;
 }
 
-// Decomposes 8 neighbours along k and stores them; `block` is where the limbs of their 32 lie, `at`
-// is their place there, `k` their place in the row. x(e) is number e, zero where there is none; it
-// is asked again where it is rare, so that no register keeps it.
+// x * 2^exponent of 8 neighbours along k, as a row's exponent asks, and what is seen of them. `k`:
+// of the first; x(e) is number e, zero where there is none; it is asked again where it is rare, so
+// that no register keeps it.
 template <EmulationScheme S, class X>
-__device__ __forceinline__ void decompose8(const X& x, int exponent, char* block, int at,
-                                           uint32_t k, RowSeen& seen) {
+__device__ __forceinline__ void scale8(float (&t)[8], const X& x, int exponent, uint32_t k,
+                                       RowSeen& seen) {
   // Two factors: the exponent of a row of subnormal numbers is up to 163.
   const int first = exponent < 127 ? exponent : 127;
   const float factor = power_of_2(first);
-  float t[8], least = 0x1p127f, squares = 0.f;
+  float least = 0x1p127f, squares = 0.f;
 #pragma unroll
   for (int e = 0; e < 8; ++e) t[e] = x(e) * factor;
   if (exponent > first)
@@ -187,6 +187,15 @@ __device__ __forceinline__ void decompose8(const X& x, int exponent, char* block
   if (least >= S.tiny && squares <= FLT_MAX) [[likely]]
     seen.squares += squares, seen.found |= RowSeen::kTwo;
   else seen.see_each<S>(t, x, k);
+}
+
+// Decomposes 8 neighbours along k and stores them; `block` is where the limbs of their 32 lie, `at`
+// is their place there. The others are scale8's.
+template <EmulationScheme S, class X>
+__device__ __forceinline__ void decompose8(const X& x, int exponent, char* block, int at,
+                                           uint32_t k, RowSeen& seen) {
+  float t[8];
+  scale8<S>(t, x, exponent, k, seen);
 #pragma unroll
   for (int limb = 0; limb < S.limbs; ++limb) {
     uint32_t packed[4];

@@ -24,6 +24,14 @@ struct GivenBy {
   }
 };
 
+// What gives a row's results, whose elements begin at p; if anything does. A NaN stands for all
+// that it makes of a row, wherever in it: any of the others times it, or plus it, is one.
+__device__ __forceinline__ GivenBy given_by(const RowScale& s, const float* p, int64_t step) {
+  if (!(s.flags & kGivenFlags)) return {GivenBy::kNone, 0.f};
+  if (s.flags & kNan) return {0, std::numeric_limits<float>::quiet_NaN()};
+  return {s.at, p[s.at * step]};
+}
+
 // A unit of D, by kThreads threads.
 template <int kThreads, int kRows, int kColumns>
 struct GivenUnit {
@@ -52,13 +60,14 @@ struct GivenUnit {
   __device__ __forceinline__ void store(const Gemm& g, int64_t i, int64_t j) const {
     store(g, i, j, [](int, int) { return 0u; });
   }
-  // ... but for those that others(row, column) has a bit of, of four from there on.
+  // ... but for those that others(row, column) has a bit of, of four from there on. `thread`: the
+  // number of this one of the kThreads.
   template <class Others>
-  __device__ __forceinline__ void store(const Gemm& g, int64_t i, int64_t j,
-                                        const Others& others) const {
+  __device__ __forceinline__ void store(const Gemm& g, int64_t i, int64_t j, const Others& others,
+                                        int thread = static_cast<int>(threadIdx.x)) const {
     constexpr int kAcross = kColumns / 32, kStep = 4 * (kThreads / 32 / kAcross), kAtOnce = 4;
     static_assert(kThreads / 32 % kAcross == 0 && kRows % (kStep * kAtOnce) == 0);
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = thread / 32, lane = thread % 32;
     const int column = warp % kAcross * 32 + lane % 8 * 4;
     const int64_t j0 = j + column;
     const int width = static_cast<int>(min_of(g.n - j0, 4));
@@ -129,15 +138,6 @@ struct GivenUnit {
   }
 
  private:
-  // A row's own, whose elements begin at p. A NaN stands for all that it makes of a row, wherever
-  // in it: any of the others times it, or plus it, is one.
-  __device__ static __forceinline__ GivenBy given_by(const RowScale& s, const float* p,
-                                                     int64_t step) {
-    if (!(s.flags & kGivenFlags)) return {GivenBy::kNone, 0.f};
-    if (s.flags & kNan) return {0, std::numeric_limits<float>::quiet_NaN()};
-    return {s.at, p[s.at * step]};
-  }
-
   // Which of four results the row gives, and not the column: what is not finite goes before what
   // is.
   __device__ static __forceinline__ uint32_t those_of(const GivenBy& row, uint32_t not_finite) {

@@ -15,6 +15,7 @@
 #include "xgemm/core/k_parts.h"
 #include "xgemm/device/ptx/loads.h"
 #include "xgemm/mainloop/emulated_wgmma.h"
+#include "xgemm/mainloop/few_rows.h"
 #include "xgemm/mainloop/recompute_elements.h"
 
 namespace xgemm {
@@ -233,6 +234,8 @@ void decompose_invariant(const Gemm& g, const DecomposePlan& plan, const Context
 
 template <EmulationScheme S, int kDecomposeCluster, Tile T>
 void run_invariant(const Gemm& g, const Context& context) {
+  const StripPlan strips = plan_strips(g, context.packed_b, context.device);
+  if (strips.blocks > 0) return run_few_rows<S, kDecomposeCluster>(g, strips, context);
   for_each_slab(g, S.limbs, wave_of(T, context.device), context,
                 [](const Gemm& part, const DecomposePlan& plan, const Context& its) {
                   const InvariantRoom room = plan_invariant(T, part, plan, its);
