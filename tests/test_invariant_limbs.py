@@ -343,8 +343,8 @@ def test_the_end_of_parts(sms, device):
 # ---------------------------------------------------------------------------------------------
 # Few rows of a B that lies along K (csrc/xgemm/mainloop/few_rows.h): other kernels, the same bits
 
-# Columns, K: columns of a strip that are not there, a last slice that is not filled, and parts: one,
-# several of a cluster, several of a block.
+# Columns, K: columns of a strip that are not there, a last slice that is not filled, and one part,
+# several of a cluster, or of a block.
 STRIPS = ((13, 4), (24, 32), (141, 36), (141, 300), (50, 1100), (20, 4200), (9, 8224))
 GROUPS = ((1, 37), (1, 11), (3, 20), (8, 5), (9, 21), (16, 7))  # rows, and the first of them
 

@@ -476,9 +476,7 @@ def came_to():
         ]
         # By strips: of one block, and of a cluster.
         few_rows = [
-            Way(k, "NT", size=(9, 40), invariant=True)
-            for k in (300, 1100)
-            if stage.batch_invariant
+            Way(k, "NT", size=(9, 40), invariant=True) for k in (300, 1100) if stage.batch_invariant
         ]
         for way in [*ways(stage), *of_groups, *of_half_a, *alone, *few_rows]:
             # With operands that parts cannot hold what makes units anew has work, too: more units

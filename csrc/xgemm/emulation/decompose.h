@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kDecomposeThreads, decompose_blocks(kRows, kIt
 // partitioned. It clears `clear`, too. kCluster: blocks that share a strip of a deep operand, twice
 // as many of the deepest; 1 where there are no clusters (below sm_90).
 template <EmulationScheme S, int kCluster>
-DecomposeShape decompose(const Gemm& g, const DecomposePlan& plan, const Context& context, Clear clear = {}) {
+DecomposeShape decompose(const Gemm& g, const DecomposePlan& plan, const Context& context,
+                         Clear clear = {}) {
   const bool a_along_k = g.m == 0 || plan.a_is_kept || plan.invariant || along_k(g.a, g.m, g.k);
   const bool b_along_k = plan.b_is_kept || along_k(g.b.transposed(), g.n, g.k);
   void (*kernel)(DecomposeJob, DecomposeJob, Clear) = nullptr;
