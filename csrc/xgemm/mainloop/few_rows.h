@@ -589,9 +589,9 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
   const StripPlan& plan = job.plan;
   const auto blocks = static_cast<unsigned>(plan.blocks);
   const int rank = blocks > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const auto meet = [&] {
+  const auto meet = [&] {  // all who have a part of a strip
     if (blocks > 1) cluster_sync();
-    else __syncthreads();
+    else __syncwarp();
   };
   const auto strip_of = [&](uint32_t x, uint32_t z, int part, int strip) {
     const auto length = static_cast<int>(plan.parts.length);
