@@ -75,12 +75,12 @@ struct FewRowsJob {
 
 inline namespace XGEMM_FLAVOUR {
 
-// What is known of some elements of a column: the largest magnitude, NaN if there is one, and the
-// bits of the smallest but zeros, less one, or none.
+// What is known of some elements of a column: the largest magnitude, NaN if there is one; the bits
+// of the smallest but zeros, less one, or none; and how many threads have seen any but zeros.
 struct ColumnSeen {
   static constexpr uint32_t kNone = 0xffffffffu;
   float most = 0.f;
-  uint32_t least = kNone;
+  uint32_t least = kNone, threads = 0;
 
   __device__ __forceinline__ void see(float x) {
     most = max_or_nan(most, fabsf(x));
@@ -88,6 +88,7 @@ struct ColumnSeen {
   }
   __device__ __forceinline__ void join(const ColumnSeen& s) {
     most = max_or_nan(most, s.most), least = s.least < least ? s.least : least;
+    threads += s.threads;
   }
   // Of the four threads that have one column.
   __device__ __forceinline__ ColumnSeen of_column() const {
@@ -95,7 +96,8 @@ struct ColumnSeen {
 #pragma unroll
     for (int lanes = 1; lanes <= 2; lanes *= 2)
       all.join({__shfl_xor_sync(0xffffffffu, all.most, lanes),
-                __shfl_xor_sync(0xffffffffu, all.least, lanes)});
+                __shfl_xor_sync(0xffffffffu, all.least, lanes),
+                __shfl_xor_sync(0xffffffffu, all.threads, lanes)});
     return all;
   }
   __device__ __forceinline__ bool finite() const { return most <= FLT_MAX; }
@@ -121,25 +123,28 @@ struct ColumnSeen {
   __device__ __forceinline__ bool depends(int exponent) const {
     return finite() && (below(2.f * S.tiny, exponent) || exponent > kMostOfOne);
   }
-  // Whether a whole column's products are plain. One that has a single element but zeros has one
-  // magnitude; if it has more of that, it is looked at for nothing.
+  // Whether a whole column's products are plain. One that has a single element but zeros was seen
+  // by one thread, and has one magnitude; if it has more of that, it is looked at for nothing.
   template <EmulationScheme S>
   __device__ __forceinline__ bool plain(int exponent) const {
-    return most == 0.f || (finite() && float_to_bits(most) != least + 1 && !is_far(exponent) &&
-                           !below(S.tiny, exponent));
+    const bool single = threads == 1 && float_to_bits(most) == least + 1;
+    return most == 0.f || (finite() && !single && !is_far(exponent) && !below(S.tiny, exponent));
   }
 };
 
 // RowScale of a row that lies along k, by a warp, as decompose_along_k finds it: the sums of
-// squares are those of its threads, which a sum here is of several.
+// squares are those of its threads, which a sum here is of several. `exponent`: where all elements
+// are `finite`.
 template <EmulationScheme S>
-__device__ __forceinline__ RowScale scale_of_row(const float* row, int64_t k,
-                                                 DecomposeShape shape) {
+__device__ __forceinline__ RowScale scale_of_row(const float* row, int64_t k, DecomposeShape shape,
+                                                 int exponent, bool finite) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  uint32_t largest = 0;
+  if (!finite) {
+    uint32_t largest = 0;
 #pragma unroll 8
-  for (int64_t e = lane; e < k; e += 32) largest = max_of(largest, finite_magnitude(row[e]));
-  const int exponent = exponent_of(__reduce_max_sync(0xffffffffu, largest), kMostTop);
+    for (int64_t e = lane; e < k; e += 32) largest = max_of(largest, finite_magnitude(row[e]));
+    exponent = exponent_of(__reduce_max_sync(0xffffffffu, largest), kMostTop);
+  }
   const int64_t filled = slices_of(k) * kSliceK;
   uint32_t sums[RowSeen::kSums] = {};
 #pragma unroll 1
@@ -471,9 +476,55 @@ struct Strip {
       for (int p = lane() % 4; p < static_cast<int>(job.plan.parts.count); p += 4) {
         float x[4];
         of_part(x, p, [&](int w) { return room[w].seen[lane() / 4 + c * 8]; });
-        seen.join({x[0], float_to_bits(x[1])});
+        seen.join({x[0], float_to_bits(x[1]), float_to_bits(x[2])});
       }
       all[c] = seen.of_column();
+    }
+  }
+  // Whether a row is lossy or far, so that it is weighed by all columns' norms.
+  __device__ __forceinline__ bool weighs() const {
+    const RowScale* const scales = job.a.scales + job.a.first_row(z);
+    return __any_sync(0xffffffffu, lane() < g.m && scales[lane()].flags & (kLossy | kFar));
+  }
+  // RowScale of columns of which more than the exponent matters: by the strip's warps in turn,
+  // of which this one has part `p` of K.
+  __device__ __forceinline__ void find_odd(const ColumnSeen (&all)[2], int p) const {
+    bool odd[2];
+    int exponents[2], finites[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      exponents[c] = all[c].exponent(), finites[c] = all[c].finite();
+      odd[c] = j + lane() / 4 + c * 8 < g.n && !all[c].template plain<S>(exponents[c]);
+    }
+    const bool all_are = weighs();
+    const uint32_t those[2] = {__ballot_sync(0xffffffffu, odd[0]),
+                               __ballot_sync(0xffffffffu, odd[1])};
+    if (!all_are && (those[0] | those[1]) == 0) [[likely]]
+      return;
+    const auto columns_there = static_cast<int>(min_of(g.n - j, kStripColumns));
+#pragma unroll 1
+    for (int c = p; c < columns_there; c += static_cast<int>(job.plan.parts.count)) {
+      const int from = c % 8 * 4;
+      const int exponent = __shfl_sync(0xffffffffu, c < 8 ? exponents[0] : exponents[1], from);
+      const bool finite = __shfl_sync(0xffffffffu, c < 8 ? finites[0] : finites[1], from);
+      if (!all_are && !((c < 8 ? those[0] : those[1]) >> from & 1)) continue;
+      const RowScale s = scale_of_row<S>(g.b.ptr(0, j + c), g.k, job.shape, exponent, finite);
+      if (lane() == 0) room[warp()].columns[c] = s;
+    }
+  }
+  // What they have found of the thread's columns, those that are `odd` or that rows weigh.
+  __device__ __forceinline__ void odd_of_all(RowScale (&of)[2], const bool (&odd)[2]) const {
+    const bool all_are = weighs();
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int column = lane() / 4 + c * 8;
+      if (j + column >= g.n || !(all_are || odd[c])) continue;
+      float x[4];
+      of_part(x, column % static_cast<int>(job.plan.parts.count),
+              [&](int w) { return reinterpret_cast<const float*>(&room[w].columns[column]); });
+      const uint32_t two = float_to_bits(x[1]);
+      of[c] = {static_cast<int32_t>(float_to_bits(x[0])), static_cast<uint16_t>(two),
+               static_cast<uint16_t>(two >> 16), x[2], float_to_bits(x[3])};
     }
   }
   // ((p0 + p1) + p2) + ...
@@ -499,7 +550,7 @@ struct Strip {
     const int l = lane();
     const bool odd_row = l < g.m && rows[l].flags != 0;
     if (__any_sync(0xffffffffu, odd_row || odd[0] || odd[1])) [[unlikely]]
-      return store_each(acc, columns, odd);
+      return store_each(acc, columns);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -514,27 +565,14 @@ struct Strip {
   }
 
   // Where some rows or columns are not plain: each result by its own row and column.
-  __device__ __forceinline__ void store_each(const Sums& acc, const RowScale (&columns)[2],
-                                             const bool (&odd)[2]) const {
+  __device__ __forceinline__ void store_each(const Sums& acc, const RowScale (&columns)[2]) const {
     const int l = lane();
     const RowScale* const rows = job.a.scales + job.a.first_row(z);
     const auto rows_there = static_cast<int>(g.m);
     const auto columns_there = static_cast<int>(min_of(g.n - j, kStripColumns));
     auto& rare = room[warp()];
+    __syncwarp();  // all have read what was there
     if (l % 4 == 0) rare.columns[l / 4] = columns[0], rare.columns[l / 4 + 8] = columns[1];
-    if constexpr (!kKept) {
-      // A row that is lossy or far is weighed by all columns' norms.
-      const bool all = __any_sync(0xffffffffu, l < g.m && rows[l].flags & (kLossy | kFar));
-      const uint32_t those[2] = {__ballot_sync(0xffffffffu, odd[0]),
-                                 __ballot_sync(0xffffffffu, odd[1])};
-      __syncwarp();
-#pragma unroll 1
-      for (int c = 0; c < columns_there; ++c) {
-        if (!all && !(those[c / 8] >> c % 8 * 4 & 1)) continue;
-        const RowScale s = scale_of_row<S>(g.b.ptr(0, j + c), g.k, job.shape);
-        if (l == 0) rare.columns[c] = s;
-      }
-    }
     __syncwarp();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
@@ -620,10 +658,12 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
     bool depends = false;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
+      seen[c].threads = seen[c].least != ColumnSeen::kNone;
       seen[c] = seen[c].of_column();
       if (lane % 4 == 0)
         store4(room[warp].seen[lane / 4 + c * 8],
-               make_float4(seen[c].most, bits_to_float(seen[c].least), 0, 0));
+               make_float4(seen[c].most, bits_to_float(seen[c].least),
+                           bits_to_float(seen[c].threads), 0.f));
     }
     meet();
     its.seen_by_all(all);
@@ -639,6 +679,7 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
       its.begin([] {});
       its.template multiply<true>(acc, seen, exponent);
     }
+    its.find_odd(all, rank * plan.parts_each + warp / plan.strips);
   }
 #pragma unroll
   for (int tile = 0; tile < Its::kTiles; ++tile)
@@ -667,6 +708,7 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
         odd[c] = !all[c].template plain<S>(columns[c].exponent);
       }
     }
+    if constexpr (!kKept) last.odd_of_all(columns, odd);
   }
   if (blocks > 1) cluster_sync(Relaxed());  // nobody reads another's memory any more
   if (mine) last.store(acc, columns, odd);
