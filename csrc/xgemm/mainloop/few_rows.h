@@ -481,14 +481,9 @@ struct Strip {
       all[c] = seen.of_column();
     }
   }
-  // Whether a row is lossy or far, so that it is weighed by all columns' norms.
-  __device__ __forceinline__ bool weighs() const {
-    const RowScale* const scales = job.a.scales + job.a.first_row(z);
-    return __any_sync(0xffffffffu, lane() < g.m && scales[lane()].flags & (kLossy | kFar));
-  }
-  // RowScale of columns of which more than the exponent matters: by the strip's warps in turn,
-  // of which this one has part `p` of K.
-  __device__ __forceinline__ void find_odd(const ColumnSeen (&all)[2], int p) const {
+  // RowScale of columns of which more than the exponent matters, or that rows `weigh`: by the
+  // strip's warps in turn, of which this one has part `p` of K.
+  __device__ __forceinline__ void find_odd(const ColumnSeen (&all)[2], int p, bool weigh) const {
     bool odd[2];
     int exponents[2], finites[2];
 #pragma unroll
@@ -496,10 +491,9 @@ struct Strip {
       exponents[c] = all[c].exponent(), finites[c] = all[c].finite();
       odd[c] = j + lane() / 4 + c * 8 < g.n && !all[c].template plain<S>(exponents[c]);
     }
-    const bool all_are = weighs();
     const uint32_t those[2] = {__ballot_sync(0xffffffffu, odd[0]),
                                __ballot_sync(0xffffffffu, odd[1])};
-    if (!all_are && (those[0] | those[1]) == 0) [[likely]]
+    if (!weigh && (those[0] | those[1]) == 0) [[likely]]
       return;
     const auto columns_there = static_cast<int>(min_of(g.n - j, kStripColumns));
 #pragma unroll 1
@@ -507,18 +501,18 @@ struct Strip {
       const int from = c % 8 * 4;
       const int exponent = __shfl_sync(0xffffffffu, c < 8 ? exponents[0] : exponents[1], from);
       const bool finite = __shfl_sync(0xffffffffu, c < 8 ? finites[0] : finites[1], from);
-      if (!all_are && !((c < 8 ? those[0] : those[1]) >> from & 1)) continue;
+      if (!weigh && !((c < 8 ? those[0] : those[1]) >> from & 1)) continue;
       const RowScale s = scale_of_row<S>(g.b.ptr(0, j + c), g.k, job.shape, exponent, finite);
       if (lane() == 0) room[warp()].columns[c] = s;
     }
   }
-  // What they have found of the thread's columns, those that are `odd` or that rows weigh.
-  __device__ __forceinline__ void odd_of_all(RowScale (&of)[2], const bool (&odd)[2]) const {
-    const bool all_are = weighs();
+  // What they have found of the thread's columns, those that are `odd` or that rows `weigh`.
+  __device__ __forceinline__ void odd_of_all(RowScale (&of)[2], const bool (&odd)[2],
+                                             bool weigh) const {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int column = lane() / 4 + c * 8;
-      if (j + column >= g.n || !(all_are || odd[c])) continue;
+      if (j + column >= g.n || !(weigh || odd[c])) continue;
       float x[4];
       of_part(x, column % static_cast<int>(job.plan.parts.count),
               [&](int w) { return reinterpret_cast<const float*>(&room[w].columns[column]); });
@@ -545,11 +539,9 @@ struct Strip {
 
   // By one warp. `columns`: the thread's; `odd`: whether more than their exponents matters.
   __device__ __forceinline__ void store(const Sums& acc, const RowScale (&columns)[2],
-                                        const bool (&odd)[2]) const {
+                                        const bool (&odd)[2], bool odd_rows) const {
     const RowScale* const rows = job.a.scales + job.a.first_row(z);
-    const int l = lane();
-    const bool odd_row = l < g.m && rows[l].flags != 0;
-    if (__any_sync(0xffffffffu, odd_row || odd[0] || odd[1])) [[unlikely]]
+    if (odd_rows || __any_sync(0xffffffffu, odd[0] || odd[1])) [[unlikely]]
       return store_each(acc, columns);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
@@ -650,6 +642,10 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
   // B is nobody's work whose end this launch has to wait for: the launch before it, which makes A's
   // limbs, begins when all before it have ended.
   its.begin([] { take_turn(); });
+  // Of A's rows: long before it is needed.
+  const uint32_t flags = lane < its.g.m ? job.a.scales[job.a.first_row(its.z) + lane].flags : 0;
+  const bool odd_rows = __any_sync(0xffffffffu, flags);
+  const bool weigh = __any_sync(0xffffffffu, flags & (kLossy | kFar));  // all columns' norms
   typename Its::Sums acc;
   ColumnSeen seen[2], all[2];
   int exponent[2] = {};
@@ -679,7 +675,7 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
       its.begin([] {});
       its.template multiply<true>(acc, seen, exponent);
     }
-    its.find_odd(all, rank * plan.parts_each + warp / plan.strips);
+    its.find_odd(all, rank * plan.parts_each + warp / plan.strips, weigh);
   }
 #pragma unroll
   for (int tile = 0; tile < Its::kTiles; ++tile)
@@ -708,10 +704,10 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
         odd[c] = !all[c].template plain<S>(columns[c].exponent);
       }
     }
-    if constexpr (!kKept) last.odd_of_all(columns, odd);
+    if constexpr (!kKept) last.odd_of_all(columns, odd, weigh);
   }
   if (blocks > 1) cluster_sync(Relaxed());  // nobody reads another's memory any more
-  if (mine) last.store(acc, columns, odd);
+  if (mine) last.store(acc, columns, odd, odd_rows);
 }
 
 // A cluster for the strips of few rows, if B lies as they are read. Parts go to as many blocks as a
