@@ -24,7 +24,7 @@ inline namespace XGEMM_FLAVOUR {
 struct InvariantJob : WgmmaJob {
   static constexpr bool kShared = false, kAlone = true;
   using Work = PartOfTile;
-  // Of tiles that clusters share: `sums` has [part][tile][rank][warpgroup], as WgmmaJob's lie;
+  // Of tiles that clusters share `sums` has [part][tile][rank][warpgroup], as WgmmaJob's lie, and
   // `flags` are [tile][rank][warpgroup].
   PartsWalk walk;
   ElementMap elements;
@@ -109,7 +109,7 @@ struct InvariantJob : WgmmaJob {
             if (p + d < count) load4(&x[d][e], from + (p + d) * apart + (first + e) * kWarpgroup);
             else x[d][e] = x[d][e + 1] = x[d][e + 2] = x[d][e + 3] = -0.f;
           }
-        if constexpr (kDepth > 1) loads_together();
+        loads_together();
 #pragma unroll
         for (int d = 0; d < kDepth; ++d)
 #pragma unroll
