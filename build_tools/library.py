@@ -114,10 +114,6 @@ class Plan:
         """Flags for the processor: FMA has to be asked for on x86-64, others always have it."""
         return "-mfma" if self.compiler.machine in ("x86_64", "AMD64") else ""
 
-    def path_flags(self) -> str:
-        """Flags that keep the repository's place on this machine out of what is built."""
-        return shlex.quote(f"-ffile-prefix-map={self.root}/=")
-
 
 def make_plan(settings: Settings, root: Path = ROOT, build_dir: Path = BUILD_DIR) -> Plan:
     """Looks around and decides. What is for another processor lies beside `build_dir`.
@@ -156,9 +152,11 @@ def write(plan: Plan) -> None:
     compiles = f"{cxx} $flags -MD -MF $out.d -c $in -o $out && test -s $out.d"
     file.rule("cxx", compiles, "$label $in", depfile=True)
     obj = plan.build_dir / "obj"
-    cpp = " ".join((CPP, plan.machine_flags(), plan.path_flags()))
+    cpp = f"{CPP} {plan.machine_flags()}"
     kernel = f"{HOST_KERNEL} {WATCHED}"
 
+    # What nvcc takes minutes for comes first, so that no core waits in the end.
+    by_nvcc = _write_cuda(plan, file, obj / "cuda") if plan.toolkit else []
     made: dict[Path, Path] = {}
     for source in (*plan.sources.kernels, *plan.sources.probes):
         made[source] = obj / "host" / f"{source.stem}.o"
@@ -168,10 +166,7 @@ def write(plan: Plan) -> None:
         flags = f"{cpp} {EMULATOR}" if "emulator" in source.parts else cpp
         file.build("cxx", made[source], [source], flags=flags, label="c++ ")
 
-    plan.objects[:] = made.values()
-    if plan.toolkit:
-        _write_cuda(plan, file, obj / "cuda")
-    plan.objects.sort(key=lambda out: out.stem == LAST)
+    plan.objects[:] = sorted([*made.values(), *by_nvcc], key=lambda out: out.stem == LAST)
 
     file.phony("library", plan.objects)
     native.write(plan, file, cpp, HOST_KERNEL, made)
@@ -198,7 +193,7 @@ def nvcc_rule(nvcc: str) -> str:
     )
 
 
-def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
+def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> list[Path]:
     assert plan.toolkit
     nvcc = f"{shlex.quote(str(plan.toolkit.nvcc))} -ccbin {shlex.quote(plan.compiler.path)}"
     file.rule("nvcc", nvcc_rule(nvcc), "cuda $in", depfile=True)
@@ -210,6 +205,7 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
         (each.path, plan.cuda_archs(each)) for each in (*plan.sources.stages, *plan.sources.fused)
     ]
     units += [(source, plan.archs) for source in plan.sources.cuda]
+    made = []
     for source, targets in units:
         if not targets:
             continue
@@ -217,7 +213,8 @@ def _write_cuda(plan: Plan, file: ninja_file.NinjaFile, obj: Path) -> None:
         gencode = " ".join(arch.gencode for arch in targets)
         flags = f"{CUDA_KERNEL}{line_info}{compress} {gencode}{headers}"
         file.build("nvcc", out, [source], also_makes=[log], flags=flags, log=str(log))
-        plan.objects.append(out)
+        made.append(out)
+    return made
 
 
 def facts(plan: Plan) -> str:
