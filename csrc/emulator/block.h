@@ -256,7 +256,7 @@ struct Block {
 // Null outside a kernel. Not of the initial-exec model, which would be quicker: together with the
 // CUDA runtime's own it is more thread-local storage than a library that is loaded late can have of
 // that kind.
-extern thread_local Block* running;
+extern constinit thread_local Block* running;
 
 // Emulator code that runs on a fiber may call library templates whose one linked copy is a stage's,
 // instrumented.

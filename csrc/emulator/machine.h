@@ -122,7 +122,10 @@ struct Machine {
   }
 };
 
-Machine& machine();      // this OS thread's
+// This OS thread's; null till somebody asks for it.
+extern constinit thread_local Machine* own_machine;
+Machine& make_machine();
+inline Machine& machine() { return own_machine ? *own_machine : make_machine(); }
 void add_site(Sync kind, const Site& site);   // to what sites() lists
 bool skips(Sync kind, const Site& site);  // whether it is to be left out; adds it to the sites
 Clocks& use_clocks();  // from now on in this cluster

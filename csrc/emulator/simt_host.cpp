@@ -10,7 +10,8 @@
 
 namespace xgemm::simt {
 
-thread_local Block* running = nullptr;
+constinit thread_local Block* running = nullptr;
+constinit thread_local Machine* own_machine = nullptr;
 
 namespace {
 
@@ -282,9 +283,9 @@ dim3 unravel(unsigned i, dim3 d) { return {i % d.x, i / d.x % d.y, i / d.x / d.y
 
 }  // namespace
 
-Machine& machine() {
+Machine& make_machine() {
   static thread_local const std::unique_ptr<Machine> m = std::make_unique<Machine>();
-  return *m;
+  return *(own_machine = m.get());
 }
 
 Clocks& use_clocks() {
