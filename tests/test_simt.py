@@ -483,9 +483,11 @@ def came_to():
             # than blocks, and fewer. A strict stage does the same with all.
             odd = way.batch or way.k > 1000 or way.half_a or way.invariant
             kinds = WAYS_DATA if odd and not stage.strict else ("normal",)
-            # Groups have a tile of their own, whatever the row: one without a cluster.
+            # Groups have a tile of their own, whatever the row: one without a cluster. Strips
+            # have none.
             single = [row for row, tile in enumerate(stage.tiles) if tile.cluster == 1][:1]
-            rows = single if way.groups or way.half_a else range(len(stage.tiles))
+            of_one = way.groups or way.half_a or way in few_rows
+            rows = single if of_one else range(len(stage.tiles))
             for data, row in itertools.product(kinds, rows):
                 _C.simt_forget_sites()
                 assert not fault_with_all_sites(way, stage.name, row, data)
