@@ -42,6 +42,7 @@ CASES = (
     Case("64 narrow experts", 64, 16384, 2048, 1408),
     Case("8 small experts", 8, 2048, 768, 3072),
     Case("64 experts of 16 rows", 64, 1024, 1024, 1024),
+    Case("64 narrow experts of 2 rows", 64, 128, 2048, 1408),
     Case("8 large experts of 2 rows", 8, 16, 4096, 14336),
 )
 

@@ -26,15 +26,22 @@ _OP = OPERATORS.grouped_mm.default
 # matrix once, and does not make limbs of all. On an H100 8 experts of 2 rows and 235 MB take 0.7 ms
 # so, and 1.9 in one launch; 64 of 16 rows and 4 MB take 5.1 and 0.42.
 _FEW_ROWS, _LARGE_BYTES = 64, 96 << 20
+# Of so few a group, where both operands lie along k, one launch reads each matrix once as well
+# (csrc/torch/grouped.cpp says the same).
+_ROWS_OF_TEAMS = 4
 
 
 @functools.cache
 def _in_one(device: torch.device) -> bool:
-    """Whether a stage of this build takes groups on a GPU."""
+    """Whether a stage of this build takes groups of any size on a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
     sm = 10 * major + minor
     return any(
-        s.takes_groups and s.cuda and s.min_sm <= sm and (not s.max_sm or sm <= s.max_sm)
+        s.takes_groups
+        and not s.teams
+        and s.cuda
+        and s.min_sm <= sm
+        and (not s.max_sm or sm <= s.max_sm)
         for s in stages()
     )
 
@@ -48,9 +55,12 @@ def _in_one_launch(a: Tensor, b: Tensor, offs: Tensor, how: dict[str, Any]) -> b
     matrices = b if b.dim() == 3 else a
     if matrices.dim() < 3 or torch.cuda.is_current_stream_capturing():
         return True
-    rows = (a if b.dim() == 3 else b.mT).shape[0]
-    few = rows < _FEW_ROWS * len(offs)
-    return not (few and 4 * matrices.shape[1] * matrices.shape[2] >= _LARGE_BYTES)
+    rows, columns = (a, b) if b.dim() == 3 else (b.mT, a.mT)
+    along_k = rows.stride(-1) == 1 and columns.stride(-2) == 1
+    by_teams = along_k and len(rows) <= _ROWS_OF_TEAMS * len(offs)
+    few = len(rows) < _FEW_ROWS * len(offs)
+    large = 4 * matrices.shape[1] * matrices.shape[2] >= _LARGE_BYTES
+    return by_teams or not (few and large)
 
 
 def _check(a: Tensor, b: Tensor, offs: Tensor) -> tuple[int, ...]:

@@ -85,12 +85,25 @@ void run_groups_blas(const Grouped& r, const Tensor& a, const Tensor& b, const T
 }
 
 #if XGEMM_WITH_CUDA
+// Of so few rows a group, where both operands lie along k, teams read each matrix once; limbs of it
+// are 12 bytes an element to write and read. xgemm_torch/grouped.py says the same.
+constexpr int64_t kFewRowsOfGroup = 4;
+bool has_few_rows(const Grouped& r) {
+  const Gemm& g = r.g;
+  return !r.groups.of_k && g.m <= kFewRowsOfGroup * g.batch && g.a.cs == 1 && g.b.rs == 1;
+}
+
 void run_groups_cuda(const Grouped& r, const Tensor& a, const Stage* stage) {
   const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
   Context context = context_of(a);
   context.groups = r.groups;
   if (stage) require(*stage, r.g, context.device);
-  else stage = stage_that([](const Stage& s) { return s.takes_groups; }, r.g, context.device);
+  if (!stage && has_few_rows(r))
+    stage =
+        stage_that([](const Stage& s) { return s.takes_groups && s.teams; }, r.g, context.device);
+  if (!stage)
+    stage =
+        stage_that([](const Stage& s) { return s.takes_groups && !s.teams; }, r.g, context.device);
   if (!stage)
     bad(kGroupedOp, "no stage of this build takes groups on compute capability ", context.device.sm,
         "; xgemm_torch.grouped_mm goes group by group there");

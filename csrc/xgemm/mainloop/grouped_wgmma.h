@@ -10,6 +10,7 @@
 #pragma once
 
 #include "xgemm/mainloop/emulated_wgmma.h"
+#include "xgemm/mainloop/plan_groups.h"
 
 namespace xgemm {
 inline namespace XGEMM_FLAVOUR {
@@ -17,57 +18,6 @@ inline namespace XGEMM_FLAVOUR {
 // Where group z begins in operands whose K is cut into groups: each has a slice more than fill it.
 XGEMM_HD int64_t first_slice_of(const GroupTable& groups, int64_t z) {
   return groups.of_k ? groups.first[z] / kSliceK + z : 0;
-}
-
-// What the table is made of.
-struct GroupsJob {
-  const int32_t* ends = nullptr;
-  bool from_zero = true;  // else the group before ends where the first one begins
-  int64_t all = 0;  // rows, or K, of all groups
-  int64_t rows = 0;  // of D, where groups are of K: of each group's
-  int tile_rows = 1;
-  GroupTable table;
-};
-
-// A warp reads kWarp ends at a time.
-template <int kWarp>
-__global__ void __launch_bounds__(kWarp) plan_groups(const GroupsJob job) {
-  take_turn();
-  const GroupTable& t = job.table;
-  const int lane = threadIdx.x;
-  const auto within = [&](int64_t x) {
-    return static_cast<int32_t>(x < 0 ? 0 : min_of(x, job.all));
-  };
-  const auto join = [&](int32_t x, auto&& of) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = __shfl_up_sync(0xffffffffu, x, step);
-      if (lane >= step) x = of(x, other);
-    }
-    return x;
-  };
-  const auto last = [](int32_t x) { return __shfl_sync(0xffffffffu, x, 31); };
-  int32_t first = job.from_zero ? 0 : within(job.ends[-1]), tiles = 0, units = 0;
-  if (lane == 0) t.first[0] = first, t.tiles[0] = t.units[0] = 0;
-  for (int32_t z = 0; z < t.count; z += 32) {
-    const bool mine = z + lane < t.count;
-    int32_t end = mine ? within(job.ends[z + lane]) : 0;
-    end = join(end > first ? end : first, [](int32_t x, int32_t y) { return x > y ? x : y; });
-    const int32_t before = __shfl_up_sync(0xffffffffu, end, 1);
-    const int64_t rows = t.of_k ? job.rows : end - (lane ? before : first);
-    const auto add = [](int32_t x, int32_t y) { return x + y; };
-    const auto count = [&](int size) {
-      return mine ? static_cast<int32_t>(ceil_div(rows, size)) : 0;
-    };
-    const int32_t of_tiles = tiles + join(count(job.tile_rows), add);
-    const int32_t of_units = units + join(count(kUnitRows), add);
-    if (mine) {
-      t.first[z + lane + 1] = end;
-      t.tiles[z + lane + 1] = of_tiles;
-      t.units[z + lane + 1] = of_units;
-    }
-    first = last(end), tiles = last(of_tiles), units = last(of_units);
-  }
 }
 
 // Both operands of groups of K. A group's blocks are neighbours.
@@ -234,14 +184,7 @@ GroupedPlan plan_grouped(const Gemm& g, const GroupedParts& parts, const Context
   if (parts.of_a) plan.limbs.b = operand(g.n, g.batch);
   plan.limbs.a = operand(g.m, 1);
   if (!parts.of_a) plan.limbs.b = operand(g.n, g.batch);
-  const auto numbers = [&] {
-    return static_cast<int32_t*>(all.place(static_cast<size_t>(g.batch + 1) * sizeof(int32_t)));
-  };
-  plan.table = {.first = numbers(),
-                .tiles = numbers(),
-                .units = numbers(),
-                .count = static_cast<int32_t>(g.batch),
-                .of_k = parts.of_k};
+  plan.table = place_table(all, g.batch, parts.of_k);
   plan.limbs.bytes = all.bytes;
   const int64_t units = ceil_div(g.m, kUnitRows);
   plan.room = plan_recompute(g, plan.limbs, T.BN, 0, 0, context,
@@ -294,6 +237,7 @@ void run_grouped(const Gemm& all, const Context& context) {
                      .all = of_k ? g.k : g.m,
                      .rows = g.m,
                      .tile_rows = T.BM,
+                     .unit_rows = kUnitRows,
                      .table = plan.table});
     if (of_k) decompose_of_k<S, 2>(g, plan, context);
     else decompose<S, kDecomposeCluster>(g, plan.limbs, context, plan.room.clear);

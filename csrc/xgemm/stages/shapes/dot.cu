@@ -15,6 +15,10 @@
 // counted again. What is left, finite products that come near the largest float, is made as one
 // chain by one thread.
 //
+// Few rows a group, as where a model with experts decodes, are one launch: a table says where
+// groups end, which the launch before it has made. A warp has four rows of a group and a column of
+// its matrix, so that this is read once, and adds up each row's products as a team alone would.
+//
 // against: gemv, as both read the large operand once; here a team has an element, not a chain
 // first: kernel
 // origin: This project. cuBLAS, too, has a warp or more for each element of such products.
@@ -27,6 +31,7 @@
 #include "xgemm/device/launch.h"
 #include "xgemm/device/ptx/cluster.h"
 #include "xgemm/epilogue/split_k_chains.h"
+#include "xgemm/mainloop/plan_groups.h"
 
 namespace xgemm::XGEMM_FLAVOUR::dot {
 
@@ -73,6 +78,42 @@ struct Share {
     }
   }
 };
+
+// The same of kRows rows, of which so many are there: each has the sums that it has alone.
+template <int kAhead, int kRows>
+__device__ __forceinline__ void add_rows(Share (&shares)[kRows], int rows, const Gemm& g, int64_t i,
+                                         int64_t j, int first, int step) {
+  constexpr int kNear = 4;  // of A, which is in L1
+  const float *a = g.a.ptr(i, first), *b = g.b.ptr(first, j);
+  const int64_t a_step = step * g.a.cs, b_step = step * g.b.rs;
+  if (first > 0 && first >= g.k)
+#pragma unroll
+    for (Share& each : shares) each.sum = -0.f;  // -0 + x is x
+#pragma unroll 1
+  for (int64_t left = g.k - first; left > 0; left -= kAhead * step) {
+    float y[kAhead];
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q, b = opaque(b + b_step)) y[q] = q * step < left ? *b : kPadB;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= rows) break;
+      const float* its = a + r * g.a.rs;
+#pragma unroll
+      for (int q = 0; q < kAhead; q += kNear) {
+        float x[kNear];
+#pragma unroll
+        for (int p = 0; p < kNear; ++p, its = opaque(its + a_step))
+          x[p] = (q + p) * step < left ? *its : kPadA;
+#pragma unroll
+        for (int p = 0; p < kNear; ++p) {
+          shares[r].sum = fmaf(x[p], y[q + p], shares[r].sum);
+          shares[r].reach = fmaf(fabsf(x[p]), fabsf(y[q + p]), shares[r].reach);
+        }
+      }
+    }
+    a += kAhead * a_step;
+  }
+}
 
 // The same reach, of finite operands alone: an infinity is one in whatever order it is added.
 __device__ __forceinline__ float finite_reach(const Gemm& g, int64_t i, int64_t j, int first,
@@ -151,7 +192,85 @@ __global__ void __launch_bounds__(kThreads, kTile.min_blocks) kernel(const DotJo
   }
 }
 
+// Rows of a warp, and blocks a multiprocessor: as many loads of B on their way as have registers.
+constexpr int kGroupRows = 4, kGroupBlocks = 3;
+
+struct GroupedDotJob {
+  Gemm g;
+  int team = kLeastTeam;  // at most a warp
+  GroupTable groups;  // whose tiles are kGroupRows rows of a column
+};
+
+__global__ void __launch_bounds__(kThreads, kGroupBlocks) grouped_kernel(const GroupedDotJob job) {
+  take_turn();
+  const GroupTable& groups = job.groups;
+  const int lane = threadIdx.x % job.team;
+  const int64_t e = int64_t{blockIdx.x} * (kThreads / job.team) + threadIdx.x / job.team;
+  const int64_t tile = e / job.g.n, j = e - tile * job.g.n;
+  const int32_t z = groups.group_of(groups.tiles, tile);
+  const int64_t i = (tile - groups.tiles[z]) * kGroupRows;
+  const int64_t rows = groups.of_k ? job.g.m : groups.length(z);
+  const auto left =
+      static_cast<int>(tile < groups.tiles[groups.count] ? min_of(rows - i, kGroupRows) : 0);
+  Share shares[kGroupRows];
+  bool sure[kGroupRows];
+  if (left > 0) add_rows<16>(shares, left, groups.problem(job.g, z), i, j, lane, job.team);
+  const Gemm g = groups.problem(job.g, opaque(z));  // or registers would be kept till here
+#pragma unroll
+  for (int r = 0; r < kGroupRows; ++r) {
+    if (!(shares[r].reach <= FLT_MAX)) [[unlikely]]
+      shares[r].reach = finite_reach(g, i + r, j, lane, job.team);
+    sure[r] = shares[r].reach * static_cast<float>(job.team) <= 0x1p126f;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+      if (step < job.team) {
+        shares[r].sum += __shfl_xor_sync(0xffffffffu, shares[r].sum, step);
+        sure[r] &= __shfl_xor_sync(0xffffffffu, static_cast<int>(sure[r]), step) != 0;
+      }
+  }
+  if (lane != 0) return;
+#pragma unroll
+  for (int r = 0; r < kGroupRows; ++r) {
+    if (r >= left) break;
+    float sum = shares[r].sum;
+    if (!sure[r]) [[unlikely]]
+      sum = chain_of<16>(g, i + r, j, 0, g.k);
+    g.store(i + r, j, sum);
+  }
+}
+
+size_t workspace(const Gemm& g, const Context& context) {
+  Layout room{nullptr};
+  if (context.groups) place_table(room, g.batch, context.groups.of_k);
+  return room.bytes;
+}
+
+void run_groups(const Gemm& g, const Context& context) {
+  const auto [ends, of_k] = context.groups;
+  Layout room{context.workspace};
+  GroupedDotJob job{.g = g, .groups = place_table(room, g.batch, of_k)};
+  launch(plan_groups<32>,
+         {.grid = dim3(1), .block = dim3(32), .dependent = may_depend(context.device)}, context,
+         GroupsJob{.ends = ends,
+                   .all = of_k ? g.k : g.m,
+                   .rows = g.m,
+                   .tile_rows = kGroupRows,
+                   .table = job.groups});
+  // At most, of groups of rows: each may end within a tile.
+  const int64_t tiles =
+      of_k ? ceil_div(g.m, kGroupRows) * g.batch : std::min(g.m, g.m / kGroupRows + g.batch);
+  job.team = team_of(g.k, tiles * g.n, context.device.sm_count, 32);
+  const int64_t blocks = ceil_div(tiles * g.n, kThreads / job.team);
+  if (blocks > kMaxGridX) throw std::invalid_argument("dot: over 2^31 - 1 blocks");
+  launch(grouped_kernel,
+         {.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(kThreads),
+          .dependent = may_depend(context.device)},
+         context, job);
+}
+
 void run(const Gemm& all, const Context& context) {
+  if (context.groups) return run_groups(all, context);
   const Gemm g = rows_first(all);
   const int most = kThreads * (may_depend(context.device) ? kMostTeamBlocks : 1);
   DotJob job{.g = g, .team = team_of(g.k, g.m * g.n * g.batch, context.device.sm_count, most)};
@@ -177,6 +296,8 @@ static const Register<run> stage(
                .min_sm = 80,
                .strict = false,
                .teams = true,
-               .turns = has_more_rows});
+               .turns = has_more_rows,
+               .workspace = workspace,
+               .takes_groups = true});
 
 }  // namespace xgemm::XGEMM_FLAVOUR::dot
