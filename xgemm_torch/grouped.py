@@ -137,8 +137,9 @@ def grouped_mm(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor) -> Tensor:
     - (M, K) and (K, N): ``out[g] = mat_a[:, s:e] @ mat_b[s:e]``, as their weights' gradients.
 
     Gradients of the operands are products of groups, too, of any order. On compute capability 9.0
-    a call is one launch each of a table of groups, decomposition, product and recompute, and waits
-    for nothing; elsewhere the host reads ``offs``.
+    a call is one launch each of a table of groups, decomposition, product and recompute, or of up
+    to four rows a group, along K, of the table and ``dot``, and waits for nothing; elsewhere the
+    host reads ``offs``.
 
     Args:
         mat_a: float32, any strides; M, N and K may be zero.
