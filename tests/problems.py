@@ -145,6 +145,18 @@ def operands(
     return made[0], made[1], {"trans_a": trans_a, "trans_b": trans_b}
 
 
+def one_product(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """Of each sum the first product is nearly all, and no two limbs hold less of its factors.
+
+    They are 1 and nearly half a unit of fp16's last place, which are 2^12 units of FP32's. An odd
+    number of these is one more than a second limb holds.
+    """
+    a, b = (1e-6 * torch.randn(*shape) for shape in ((m, k), (k, n)))
+    for first in (a[:, 0], b[0]):
+        first[:] = 1 + (2 * torch.randint(2000, 2048, first.shape) - 1) * 2.0**-23
+    return a * torch.randn(m, 1).sign(), b * torch.randn(1, n).sign()
+
+
 def same_bits(x: Tensor, y: Tensor) -> bool:
     """Equal in every bit; a NaN is a NaN, since its payload is no part of the arithmetic."""
     x, y = x.cpu(), y.cpu()

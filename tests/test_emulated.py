@@ -72,6 +72,18 @@ def test_no_worse_than_the_chain(stage, row, name, device):
     assert failures == {}
 
 
+@on_every_device
+@on_every_row
+@pytest.mark.parametrize("k", [2, 9, 16])
+def test_short_sums_lose_no_product(stage, row, k, device):
+    """Without lo times lo they would be off by 8 u, besides what is rounded."""
+    tile = STAGES[stage].tiles[row]
+    a, b = problems.one_product(tile.BM, tile.BN, k)
+    with simt.configure(row=row):
+        got = run(stage, a, b, device=device)
+    assert accuracy.errors(got, a, b).largest < 6
+
+
 def _infinities() -> tuple[Tensor, Tensor]:
     """inf meets numbers, inf, -inf, and NaN."""
     a, b, _ = problems.operands(40, 36, 70)

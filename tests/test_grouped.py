@@ -15,6 +15,7 @@ from torch import Tensor
 
 import xgemm_torch
 from xgemm_torch import _C, grouped, simt
+from xgemm_torch.tools.accuracy import errors
 
 STAGES = [stage.name for stage in xgemm_torch.stages() if stage.takes_groups]
 TEAMS = [stage.name for stage in xgemm_torch.stages() if stage.takes_groups and stage.teams]
@@ -99,6 +100,21 @@ def test_groups_have_what_they_have_alone(stage, form, ends, layout, device):
     if form == "k":  # of no K, zeros
         for (s, e), part in zip(spans(stops, whole), out, strict=True):
             assert s < e or not part.any()
+
+
+@on_every_device
+@on_every_stage
+@pytest.mark.parametrize("layout", problems.LAYOUTS)
+def test_groups_of_few_k_lose_no_product(stage, layout, device):
+    ends = [2, 18, 27, 29, 45]
+    parts = [problems.one_product(70, 45, e - s) for s, e in spans(ends, 45)]
+    a, b = torch.cat([x for x, _ in parts], 1), torch.cat([y for _, y in parts])
+    a = a.mT.contiguous().mT if layout[0] == "T" else a
+    b = b.mT.contiguous().mT if layout[1] == "T" else b
+    out = OP(a.to(device), b.to(device), torch.tensor(ends, dtype=torch.int32, device=device),
+             kernel=stage)  # fmt: skip
+    for (x, y), part in zip(parts, out.cpu(), strict=True):
+        assert errors(part, x, y).largest < 6
 
 
 @on_every_device

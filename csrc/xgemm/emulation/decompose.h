@@ -42,12 +42,13 @@ __global__ void __launch_bounds__(kDecomposeThreads, decompose_blocks(kRows, kIt
   const bool first = blockIdx.x < a.grid;
   const DecomposeJob job = first ? a : b;
   const int64_t block = first ? blockIdx.x : blockIdx.x - a.grid;
+  constexpr bool kMayBeShort = kItems == 1;
   if constexpr (kRows == kStrip) {
     if (!job.along_k) return decompose_strip<S, kCluster>(job, block);
   } else if constexpr (kRows > 0) {
-    if (!job.along_k) return decompose_whole_strip<S, kRows>(job, block);
+    if (!job.along_k) return decompose_whole_strip<S, kRows, kMayBeShort>(job, block);
   }
-  decompose_along_k<S, kThreads, kItems>(job, block);
+  decompose_along_k<S, kThreads, kItems, kMayBeShort>(job, block);
 }
 
 // Enqueues the decomposition of A and B, as far as they are not kept, and tells how they are
@@ -64,12 +65,14 @@ DecomposeShape decompose(const Gemm& g, const DecomposePlan& plan, const Context
     kernel = decompose_kernel<S.type, kThreads, kItems, kRows, kBlocks>;
     shape = {kThreads, kItems, kRows, kBlocks};
   };
+  // Of a short K a kernel of its own: to look for one costs the others 0.3 us, on an H200.
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
   // Strips that are not deep: so few rows that blocks are enough. Others: of rows that are whole
   // lines, of as many blocks as N and K say, whatever M is: a row's scale is guessed of what they
   // begin with, and a B that is kept has the bits of one that is not. Measured on an H200,
   // 2026-11-28.
   const auto take_rows = [&] {
+    if (g.k <= kShortK) return take.template operator()<32, 1, 0, 1>();
     if (g.k <= 512) return take.template operator()<32, 2, 0, 1>();
     if (g.k <= 1024) return take.template operator()<32, 4, 0, 1>();
     if (g.k <= 2048) return take.template operator()<64, 4, 0, 1>();
@@ -81,6 +84,7 @@ DecomposeShape decompose(const Gemm& g, const DecomposePlan& plan, const Context
     else take.template operator()<kDecomposeThreads, 2, kStrip, kBlocks>();
   };
   const auto take_strips = [&] {
+    if (g.k <= kShortK) return take.template operator()<32, 1, 16, 1>();
     if (g.k <= 512) return take.template operator()<32, 2, 16, 1>();
     if (g.k <= kWholeK) {
       const int64_t strips =
@@ -115,6 +119,7 @@ DecomposeShape decompose(const Gemm& g, const DecomposePlan& plan, const Context
   };
   DecomposeJob a = job(g.a, plan.a, a_along_k), b = job(g.b.transposed(), plan.b, b_along_k);
   a.sums = context.row_sums;
+  b.of_b = true;
   if (plan.a_is_kept) a.grid = 0;
   if (plan.b_is_kept) b.grid = 0;
   if (a.along_k && !b.along_k) std::swap(a, b);  // strips take longest: they begin first

@@ -12,6 +12,14 @@ inline namespace XGEMM_FLAVOUR {
 
 constexpr int kDecomposeThreads = 256;
 
+// Where K is at most half a slice, the other half of it carries lo times lo, the product that three
+// leave out: up to 4 u of |a||b|, which the others of so short a sum do not hide. There A's second
+// limb and B's first have lo once more, the other two zeros. A lo is lo_scale times what is left of
+// t, and a correction is to be that once: so both are scaled down, by about as much.
+constexpr int kShortK = kSliceK / 2;
+constexpr float kLoOfA = 0x1p-5f, kLoOfB = 0x1p-6f;
+static_assert(kLoOfA * kLoOfB * kFp16x3.lo_scale == 1.f);
+
 // One operand as the kernel sees it, rows along k.
 template <class Element>
 struct DecomposeRows {
@@ -20,9 +28,16 @@ struct DecomposeRows {
   Limbs limbs;
   float* sums = nullptr;  // of the rows, where they are wanted; of strips only
   bool along_k = false;  // lanes walk k; otherwise rows
+  bool of_b = false;
   int64_t grid = 0;  // blocks
 
   __device__ __forceinline__ int64_t slices() const { return slices_of(k); }
+  // The limb that has lo once more where K is short, or none.
+  static constexpr int kNoLimb = -1;
+  template <EmulationScheme S>
+  __device__ __forceinline__ int limb_of_lo() const {
+    return S.limbs == 2 && k <= kShortK ? of_b ? 0 : 1 : kNoLimb;
+  }
 };
 using DecomposeJob = DecomposeRows<float>;
 
@@ -190,10 +205,13 @@ __device__ __forceinline__ void scale8(float (&t)[8], const X& x, int exponent, 
 }
 
 // Decomposes 8 neighbours along k and stores them; `block` is where the limbs of their 32 lie, `at`
-// is their place there. The others are scale8's.
-template <EmulationScheme S, class X>
+// is their place there. `limb_of_lo`: DecomposeRows', where K may be short. The others are
+// scale8's.
+template <EmulationScheme S, bool kMayBeShort, class X>
 __device__ __forceinline__ void decompose8(const X& x, int exponent, char* block, int at,
-                                           uint32_t k, RowSeen& seen) {
+                                           uint32_t k, RowSeen& seen, int limb_of_lo) {
+  const bool is_short = kMayBeShort && limb_of_lo >= 0;
+  if (is_short && at >= kShortK) return;
   float t[8];
   scale8<S>(t, x, exponent, k, seen);
 #pragma unroll
@@ -205,6 +223,15 @@ __device__ __forceinline__ void decompose8(const X& x, int exponent, char* block
           limb < S.limbs - 1 ? take_limb<S>(t[e], t[e + 1]) : pack_half2<S.type>(t[e], t[e + 1]);
     store_packed(block + (limb * kSliceK + at) * 2, packed);
   }
+  if (!is_short) return;
+  const float factor = limb_of_lo ? kLoOfA : kLoOfB;
+  uint32_t packed[4];
+#pragma unroll
+  for (int e = 0; e < 8; e += 2)
+    packed[e / 2] = pack_half2<S.type>(t[e] * factor, t[e + 1] * factor);
+  char* const to = block + (kShortK + at) * 2;
+  store_packed(to + limb_of_lo * kSliceK * 2, packed);
+  store_packed(to + (1 - limb_of_lo) * kSliceK * 2, {});
 }
 
 // Of the 8 elements from `at` on, how many there are if there are so many in all.
@@ -275,8 +302,8 @@ __device__ __forceinline__ bool wide8(const View<const HalfFloat<kType>>& x) {
 }
 
 // Lanes along k: kThreads of a block on each row, 8 * kItems elements a thread at a time. The first
-// chunk of a longer row stays in registers, the others are read twice.
-template <EmulationScheme S, int kThreads, int kItems, class Element>
+// chunk of a longer row stays in registers, the others are read twice. kMayBeShort: kShortK.
+template <EmulationScheme S, int kThreads, int kItems, bool kMayBeShort, class Element>
 __device__ void decompose_along_k(const DecomposeRows<Element>& job, int64_t group) {
   constexpr int kChunk = kThreads * 8 * kItems, kRows = kDecomposeThreads / kThreads;
   XGEMM_SHARED(largest_of, uint32_t[1][kDecomposeThreads / 32]);
@@ -321,8 +348,9 @@ __device__ void decompose_along_k(const DecomposeRows<Element>& job, int64_t gro
     for (int e = 0; e < kItems; ++e) {
       const int at = (e * kThreads + lane) * 8;
       if (at < filled)
-        decompose8<S>(x[e], exponent, limbs + at / kSliceK * (kSliceK * 2 * S.limbs), at % kSliceK,
-                      static_cast<uint32_t>(chunk * kChunk + at), seen);
+        decompose8<S, kMayBeShort>(x[e], exponent, limbs + at / kSliceK * (kSliceK * 2 * S.limbs),
+                                   at % kSliceK, static_cast<uint32_t>(chunk * kChunk + at), seen,
+                                   job.template limb_of_lo<S>());
     }
     limbs += kChunk * 2 * S.limbs;
     if (++chunk >= chunks) break;

@@ -95,7 +95,7 @@ struct StripRoom {
 };
 
 // Slices -> limbs.
-template <EmulationScheme S>
+template <EmulationScheme S, bool kMayBeShort>
 struct StripDecompose {
   static constexpr int kWarps = kDecomposeThreads / 32, kGroups = kStrip / 8;
   static_assert(kWarps / kGroups * kSliceK == kStripK);
@@ -113,7 +113,7 @@ struct StripDecompose {
   // Its elements of all slices, the first of which are on their way; with their sum, if it is
   // wanted.
   __device__ static __forceinline__ Seen run(StripRoom& room, const StripShare& share, int exponent,
-                                             char* limbs, bool add_up) {
+                                             char* limbs, bool add_up, int limb_of_lo) {
     const int k = static_cast<int>(threadIdx.x) / 32 / kGroups * kSliceK, at = threadIdx.x % 4 * 8;
     const int from = StripShare::place(row(), at);
     const int slices = (share.filled + kStripK - 1) / kStripK;
@@ -131,8 +131,9 @@ struct StripDecompose {
 #pragma unroll
         for (int e = 0; e < 8; ++e) seen.largest = max_of(seen.largest, finite_magnitude(x(e)));
         if (add_up) seen.sum += sum_of_8(x);
-        decompose8<S>(x, exponent, limbs + int64_t{here} * (2 * S.limbs), at,
-                      static_cast<uint32_t>(share.k0 + here + at), seen.row);
+        decompose8<S, kMayBeShort>(x, exponent, limbs + int64_t{here} * (2 * S.limbs), at,
+                                   static_cast<uint32_t>(share.k0 + here + at), seen.row,
+                                   limb_of_lo);
       }
       stage = stage + 1 < kStripBuffers ? stage + 1 : 0;
       free = free + 1 < kStripBuffers ? free + 1 : 0;
@@ -230,9 +231,9 @@ struct StripDecompose {
 
 // Rows that have outgrown their scale are decomposed again, alone: the strip is read again, as its
 // lines are of all rows.
-template <EmulationScheme S, int kCluster>
+template <EmulationScheme S, int kCluster, bool kMayBeShort = false>
 __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
-  using Split = StripDecompose<S>;
+  using Split = StripDecompose<S, kMayBeShort>;
   XGEMM_SHARED_DYNAMIC(room, StripRoom);
   const int thread = threadIdx.x, rank = static_cast<int>(block % kCluster);
   const int64_t strip = block / kCluster, strips = ceil_div(job.limbs.rows, kStrip);
@@ -261,7 +262,7 @@ __device__ void decompose_strip(const DecomposeJob& job, int64_t block) {
     __syncthreads();
     const typename Split::Seen seen =
         Split::run(room, share, room.exponents[row], room.rows >> row & 1 ? limbs : nullptr,
-                   job.sums != nullptr);
+                   job.sums != nullptr, job.limb_of_lo<S>());
     Split::tell(room, seen, job.k);
     if constexpr (kCluster > 1) cluster_sync();
     if (thread < kStrip) {

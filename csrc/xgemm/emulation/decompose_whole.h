@@ -64,7 +64,7 @@ struct WholeStrip {
   }
 };
 
-template <EmulationScheme S, int kRows>
+template <EmulationScheme S, int kRows, bool kMayBeShort>
 __device__ void decompose_whole_strip(const DecomposeJob& job, int64_t strip) {
   using Whole = WholeStrip<kRows>;
   constexpr int kWarps = Whole::kWarps, kGroups = Whole::kGroups;
@@ -97,8 +97,8 @@ __device__ void decompose_whole_strip(const DecomposeJob& job, int64_t strip) {
     for (int k = warp / kGroups * kSliceK; k < filled; k += kWarps / kGroups * kSliceK) {
       const auto x = [&](int e) { return whole.x()[k + at + e][row]; };
       if (job.sums) sum += sum_of_8(x);
-      decompose8<S>(x, exponent, limbs + k * (2 * S.limbs), at, static_cast<uint32_t>(k + at),
-                    seen);
+      decompose8<S, kMayBeShort>(x, exponent, limbs + k * (2 * S.limbs), at,
+                                 static_cast<uint32_t>(k + at), seen, job.limb_of_lo<S>());
     }
   }
 

@@ -623,7 +623,7 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
 inline StripPlan plan_strips(const Gemm& g, bool kept, const Device& device) {
   StripPlan plan;
   const View<const float> b = g.b.transposed();
-  if (g.m > kFewRows || g.k == 0 || g.batch > kMaxGridZ) return plan;
+  if (g.m > kFewRows || g.k <= kShortK || g.batch > kMaxGridZ) return plan;
   if (!kept && (g.k % 4 != 0 || !b.wide() || !along_k(b, g.n, g.k))) return plan;
   plan.parts = parts_of_k(g.n, slices_of(g.k));
   const int64_t count = plan.parts.count, strips = ceil_div(g.n, kStripColumns);

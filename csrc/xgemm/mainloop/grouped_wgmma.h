@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kDecomposeThreads, kDeepBlocks)
   job.limbs.data =
       static_cast<char*>(job.limbs.data) + first_slice_of(groups, z) * (kSliceK * 2 * S.limbs);
   job.limbs.scales += z * job.limbs.rows;
-  if (!job.along_k) return decompose_strip<S, kCluster>(job, block % job.grid);
-  decompose_along_k<S, 128, 2>(job, block % job.grid);
+  if (!job.along_k) return decompose_strip<S, kCluster, true>(job, block % job.grid);
+  decompose_along_k<S, 128, 2, true>(job, block % job.grid);
 }
 
 // How kernels find a group.
@@ -208,6 +208,7 @@ void decompose_of_k(const Gemm& g, const GroupedPlan& plan, const Context& conte
     return j;
   };
   DecomposeJob a = job(g.a, plan.limbs.a), b = job(g.b.transposed(), plan.limbs.b);
+  b.of_b = true;
   if (plan.limbs.a_is_kept) a.grid = 0;
   if (plan.limbs.b_is_kept) b.grid = 0;
   const int64_t blocks = (a.grid + b.grid) * g.batch;

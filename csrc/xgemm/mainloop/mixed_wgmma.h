@@ -27,7 +27,7 @@ template <Half kFrom, int kThreads>
 __global__ void __launch_bounds__(kDecomposeThreads, kHalfBlocks)
     decompose_half(const DecomposeRows<HalfFloat<kFrom>> job) {
   take_turn();
-  decompose_along_k<one_limb(kFp16x2), kThreads, kHalfItems>(job, blockIdx.x);
+  decompose_along_k<one_limb(kFp16x2), kThreads, kHalfItems, false>(job, blockIdx.x);
 }
 
 // The rows of A as floats, 8 neighbours a thread at a time; rows of `to` are multiples of 8 long.

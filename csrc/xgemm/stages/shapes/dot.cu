@@ -249,19 +249,21 @@ void run_groups(const Gemm& g, const Context& context) {
   const auto [ends, of_k] = context.groups;
   Layout room{context.workspace};
   GroupedDotJob job{.g = g, .groups = place_table(room, g.batch, of_k)};
+  // At most, of groups of rows: each may end within a tile.
+  const int64_t tiles =
+      of_k ? ceil_div(g.m, kGroupRows) * g.batch : std::min(g.m, g.m / kGroupRows + g.batch);
+  job.team = team_of(g.k, tiles * g.n, context.device.sm_count, 32);
+  const int64_t blocks = ceil_div(tiles * g.n, kThreads / job.team);
+  if (tiles > kMaxGridX || blocks > kMaxGridX)
+    throw std::invalid_argument("dot: over 2^31 - 1 blocks, or tiles of four rows");
   launch(plan_groups<32>,
          {.grid = dim3(1), .block = dim3(32), .dependent = may_depend(context.device)}, context,
          GroupsJob{.ends = ends,
                    .all = of_k ? g.k : g.m,
                    .rows = g.m,
                    .tile_rows = kGroupRows,
+                   .unit_rows = kGroupRows,
                    .table = job.groups});
-  // At most, of groups of rows: each may end within a tile.
-  const int64_t tiles =
-      of_k ? ceil_div(g.m, kGroupRows) * g.batch : std::min(g.m, g.m / kGroupRows + g.batch);
-  job.team = team_of(g.k, tiles * g.n, context.device.sm_count, 32);
-  const int64_t blocks = ceil_div(tiles * g.n, kThreads / job.team);
-  if (blocks > kMaxGridX) throw std::invalid_argument("dot: over 2^31 - 1 blocks");
   launch(grouped_kernel,
          {.grid = dim3(static_cast<unsigned>(blocks)),
           .block = dim3(kThreads),
