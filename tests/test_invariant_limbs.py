@@ -345,7 +345,7 @@ def test_the_end_of_parts(sms, device):
 
 # Columns, K: columns of a strip that are not there, a last slice that is not filled, and one part,
 # several of a cluster, or of a block.
-STRIPS = ((13, 4), (24, 32), (141, 36), (141, 300), (50, 1100), (20, 4200), (9, 8224))
+STRIPS = ((13, 20), (24, 32), (141, 36), (141, 300), (50, 1100), (20, 4200), (9, 8224))
 GROUPS = ((1, 37), (1, 11), (3, 20), (8, 5), (9, 21), (16, 7))  # rows, and the first of them
 
 
