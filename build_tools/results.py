@@ -18,7 +18,7 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
     runs = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        if "cases" in record:
+        if "marks" in record:
             runs.append((record["facts"]["date"], path.name, record))
     for date, name, record in sorted(runs, key=lambda run: run[:2]):
         for case in record["cases"]:
