@@ -283,16 +283,15 @@ def test_the_newest_run_that_has_a_stage_counts(maker, monkeypatch, tmp_path):
         return {"size": 4096, "layout": "NN", "times": told}
 
     def record(date, cases):
-        return json.dumps(
-            {"facts": {"date": date, "device": "d", "torch": "t"}, "cases": cases}
-        )  # fmt: skip
+        facts = {"date": date, "device": "d", "torch": "t"}
+        return json.dumps({"facts": facts, "marks": {}, "cases": cases})
 
     (tmp_path / "h200").mkdir()
     older = [case(**{"torch.mm": 50.0, "a": 10.0, "b": 5.0})]
     newer = [case(**{"torch.mm": 40.0, "a": 20.0})]
     (tmp_path / "h200" / "z.json").write_text(record("2026-01-01", older))
     (tmp_path / "h200" / "a.json").write_text(record("2026-02-01", newer))
-    (tmp_path / "h200" / "other.json").write_text('{"benchmarks": []}')
+    (tmp_path / "h200" / "other.json").write_text('{"ranks": 2, "cases": [{"name": "a layer"}]}')
     monkeypatch.setattr(maker, "RESULTS", tmp_path)
     found = maker.measured()
     assert found["a"]["cases"][4096, "NN"] == (20.0, 0.5)
