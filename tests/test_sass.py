@@ -495,7 +495,7 @@ def test_a_measurement_stands_beside_the_kernel_predicted_fastest(monkeypatch, t
         (tmp_path / "csrc/xgemm/stages/ladder" / f"{name}.cu").write_text("// An idea.\n")
         (tmp_path / "build/xgemm/obj/cuda" / f"{name}.o").write_text("")
     times = {name: {"tflops": 7.5, "share": 0.5} for name in ("one", "two")}
-    run = {"facts": {"date": "2026-01-01", "device": "d", "torch": "t"},
+    run = {"facts": {"date": "2026-01-01", "device": "d", "torch": "t"}, "marks": [],
            "cases": [{"size": 8192, "layout": "NN", "times": times}]}  # fmt: skip
     (tmp_path / results.H200).mkdir(parents=True)
     (tmp_path / results.H200 / "run.json").write_text(json.dumps(run))

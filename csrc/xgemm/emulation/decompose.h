@@ -65,14 +65,17 @@ DecomposeShape decompose(const Gemm& g, const DecomposePlan& plan, const Context
     kernel = decompose_kernel<S.type, kThreads, kItems, kRows, kBlocks>;
     shape = {kThreads, kItems, kRows, kBlocks};
   };
-  // Of a short K a kernel of its own: to look for one costs the others 0.3 us, on an H200.
+  // Of a short K a kernel of its own, where there are two limbs: to look for one costs the others
+  // 0.3 us, on an H200.
   // Rows along k: few threads on each, which then wait for few others and have more on its way.
   // Strips that are not deep: so few rows that blocks are enough. Others: of rows that are whole
   // lines, of as many blocks as N and K say, whatever M is: a row's scale is guessed of what they
   // begin with, and a B that is kept has the bits of one that is not. Measured on an H200,
   // 2026-11-28.
   const auto take_rows = [&] {
-    if (g.k <= kShortK) return take.template operator()<32, 1, 0, 1>();
+    if constexpr (S.limbs == 2) {
+      if (g.k <= kShortK) return take.template operator()<32, 1, 0, 1>();
+    }
     if (g.k <= 512) return take.template operator()<32, 2, 0, 1>();
     if (g.k <= 1024) return take.template operator()<32, 4, 0, 1>();
     if (g.k <= 2048) return take.template operator()<64, 4, 0, 1>();
@@ -84,7 +87,9 @@ DecomposeShape decompose(const Gemm& g, const DecomposePlan& plan, const Context
     else take.template operator()<kDecomposeThreads, 2, kStrip, kBlocks>();
   };
   const auto take_strips = [&] {
-    if (g.k <= kShortK) return take.template operator()<32, 1, 16, 1>();
+    if constexpr (S.limbs == 2) {
+      if (g.k <= kShortK) return take.template operator()<32, 1, 16, 1>();
+    }
     if (g.k <= 512) return take.template operator()<32, 2, 16, 1>();
     if (g.k <= kWholeK) {
       const int64_t strips =

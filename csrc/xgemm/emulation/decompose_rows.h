@@ -14,8 +14,9 @@ constexpr int kDecomposeThreads = 256;
 
 // Where K is at most half a slice, the other half of it carries lo times lo, the product that three
 // leave out: up to 4 u of |a||b|, which the others of so short a sum do not hide. There A's second
-// limb and B's first have lo once more, the other two zeros. A lo is lo_scale times what is left of
-// t, and a correction is to be that once: so both are scaled down, by about as much.
+// limb and B's first have lo once more, the other two zeros; beside an A of one limb, which has no
+// lo, B's meets zeros. A lo is lo_scale times what is left of t, and a correction is to be that
+// once: so both are scaled down, by about as much.
 constexpr int kShortK = kSliceK / 2;
 constexpr float kLoOfA = 0x1p-5f, kLoOfB = 0x1p-6f;
 static_assert(kLoOfA * kLoOfB * kFp16x3.lo_scale == 1.f);
@@ -205,8 +206,8 @@ __device__ __forceinline__ void scale8(float (&t)[8], const X& x, int exponent, 
 }
 
 // Decomposes 8 neighbours along k and stores them; `block` is where the limbs of their 32 lie, `at`
-// is their place there. `limb_of_lo`: DecomposeRows', where K may be short. The others are
-// scale8's.
+// is their place there. `limb_of_lo`: DecomposeRows', where K may be short; without kMayBeShort its
+// constant alone leaves other code behind (CUDA 13.0). The others are scale8's.
 template <EmulationScheme S, bool kMayBeShort, class X>
 __device__ __forceinline__ void decompose8(const X& x, int exponent, char* block, int at,
                                            uint32_t k, RowSeen& seen, int limb_of_lo) {

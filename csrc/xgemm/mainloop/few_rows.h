@@ -619,7 +619,8 @@ __global__ void __launch_bounds__(kFewWarps * 32, 3)
 }
 
 // A cluster for the strips of few rows, if B lies as they are read. Parts go to as many blocks as a
-// cluster may have, and strips fill those up as long as every multiprocessor has one.
+// cluster may have, and strips fill those up as long as every multiprocessor has one. A short K has
+// none: its fourth product is one of limbs in memory, and bits are to be the tiles'.
 inline StripPlan plan_strips(const Gemm& g, bool kept, const Device& device) {
   StripPlan plan;
   const View<const float> b = g.b.transposed();
