@@ -129,6 +129,16 @@ __device__ __forceinline__ float finite_reach(const Gemm& g, int64_t i, int64_t 
   return reach;
 }
 
+// Adds up what so many lanes have, at most a warp's; sure: if all are.
+__device__ __forceinline__ void meet(float& sum, bool& sure, int lanes) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    if (step < lanes) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      sure &= __shfl_xor_sync(0xffffffffu, static_cast<int>(sure), step) != 0;
+    }
+}
+
 __global__ void __launch_bounds__(kThreads, kTile.min_blocks) kernel(const DotJob job) {
   XGEMM_SHARED(sums, float[kThreads / 32 + 1]);  // of warps, and of the block
   const Gemm g = job.g.at(blockIdx.z);
@@ -151,12 +161,7 @@ __global__ void __launch_bounds__(kThreads, kTile.min_blocks) kernel(const DotJo
     // All of a team: no sum of some of the products, in any order, is near the end of the range.
     sure = share.reach * static_cast<float>(job.team) <= 0x1p126f;
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2)
-    if (step < here) {
-      share.sum += __shfl_xor_sync(0xffffffffu, share.sum, step);
-      sure &= __shfl_xor_sync(0xffffffffu, static_cast<int>(sure), step) != 0;
-    }
+  meet(share.sum, sure, here);
   float sum = sure ? share.sum : bits_to_float(kUnsure);
   bool unsure = !sure;
   if (here > 32) {
@@ -221,12 +226,7 @@ __global__ void __launch_bounds__(kThreads, kGroupBlocks) grouped_kernel(const G
     if (!(shares[r].reach <= FLT_MAX)) [[unlikely]]
       shares[r].reach = finite_reach(g, i + r, j, lane, job.team);
     sure[r] = shares[r].reach * static_cast<float>(job.team) <= 0x1p126f;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-      if (step < job.team) {
-        shares[r].sum += __shfl_xor_sync(0xffffffffu, shares[r].sum, step);
-        sure[r] &= __shfl_xor_sync(0xffffffffu, static_cast<int>(sure[r]), step) != 0;
-      }
+    meet(shares[r].sum, sure[r], job.team);
   }
   if (lane != 0) return;
 #pragma unroll
