@@ -166,8 +166,9 @@ def test_one_build_is_as_fast_as_itself(capsys):
     assert compare.main([*arguments, "--problem", "24x16x32-TN", "--problem", "2x8x8x8"]) == 0
     told = capsys.readouterr().out
     assert "B is not slower by over 3%" in told and "other bits" not in told
+    first, _, _ = told.partition("once more")  # on a busy machine
     assert sum(line.startswith(("24x16x32-TN", "2x8x8x8", "geometric")) for line in
-               told.splitlines()) == 3  # fmt: skip
+               first.splitlines()) == 3  # fmt: skip
 
 
 def test_a_build_that_cannot_do_it(fake, tmp_path, capsys):

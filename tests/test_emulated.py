@@ -553,6 +553,9 @@ def _one_nonzero(rows: int, k: int) -> Tensor:
     return x
 
 
+SIDES = ("rows", "columns", "both")
+
+
 def _mostly_zeros(rows: int, k: int) -> Tensor:
     """Few elements, of rows with none to five of them; two in one slice, and in the first and last.
 
@@ -567,12 +570,11 @@ def _mostly_zeros(rows: int, k: int) -> Tensor:
 
 @on_every_device
 @pytest.mark.parametrize("row", [row for name, row in ROWS if name == "wgmma_narrow"])
-@pytest.mark.parametrize("of", ["rows", "columns", "both"])
 @pytest.mark.parametrize(
-    ("make", "k"),
-    [(_one_nonzero, 1)]
-    + [(m, k) for m in (_one_nonzero, _mostly_zeros) for k in (31, 64, 300, BY_MORE)]
-    + [(_mostly_zeros, 6000)],  # a block's share is longer than the ring
+    ("make", "k", "of"),
+    [(_one_nonzero, 1, of) for of in SIDES]
+    + list(itertools.product((_one_nonzero, _mostly_zeros), (31, 64, 300, BY_MORE), SIDES))
+    + [(_mostly_zeros, 6000, "both")],  # a block's share is longer than the ring
 )
 def test_single_nonzeros_are_exact(make, of, k, row, device):
     """Of rows and columns, K in one block, in a cluster's and in a workspace's; one NaN elsewhere.

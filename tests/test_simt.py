@@ -585,15 +585,10 @@ def sites_of_rows(
     return found
 
 
-# What has shown in one order that a row needs a site: it is tried first in the others.
-showed: dict[tuple[str, int], tuple[Way, str]] = {}
-
-
-@pytest.mark.parametrize("order", simt.ORDERS)
-@pytest.mark.parametrize("site", HEADER_SITES)
+@pytest.mark.parametrize(("site", "order"), zip(HEADER_SITES, itertools.cycle(simt.ORDERS)))
 def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
     """The same for those in headers and between launches, with every row of the first stage that
-    comes to one.
+    comes to one. Sites take turns in orders.
 
     A way may come to a site and not need it: a block with one tile shares nothing with the next.
     What makes units anew needs them only where parts lose some, graded operands, or where single
@@ -605,12 +600,10 @@ def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
         if stage == name:
             ways_of.setdefault(row, []).append(way)
     for row, all_ways in ways_of.items():
-        tries = list(itertools.product(all_ways, WAYS_DATA))
-        for way, data in sorted(tries, key=lambda each: each != showed.get((site, row))):
+        for way, data in itertools.product(all_ways, WAYS_DATA):
             if fault := way.fault(name, row, data, skip=site, order=order):
                 break
         assert fault, f"row {row} does without it"
-        showed[site, row] = way, data
         assert not fault_with_all_sites(way, name, row, data)
         assert re.search(CAUGHT, fault) and re.search(PLACE, fault), fault
 
