@@ -588,7 +588,8 @@ def sites_of_rows(
 @pytest.mark.parametrize(("site", "order"), zip(HEADER_SITES, itertools.cycle(simt.ORDERS)))
 def test_every_site_of_a_shared_kernel_is_needed(site, order, came_to):
     """The same for those in headers and between launches, with every row of the first stage that
-    comes to one. Sites take turns in orders.
+    comes to one. Sites take turns in orders: all in each would take minutes, and a stage's own
+    sites are skipped in all of them.
 
     A way may come to a site and not need it: a block with one tile shares nothing with the next.
     What makes units anew needs them only where parts lose some, graded operands, or where single
